@@ -46,7 +46,7 @@ class _VariableType(type(_Variable)):  # type: ignore[misc]
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return _Variable(*args, **{"copies_may_differ": True, **kwargs})
 
-    def __instancecheck__(cls, value: Any) -> bool:
+    def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, _Variable)
 
     def __subclasscheck__(cls, kind: type) -> bool:
@@ -61,12 +61,12 @@ class Variable(_Variable, metaclass=_VariableType):
 
 
 class _PerReplicaType(type):
-    def __instancecheck__(cls, value: Any) -> bool:
+    def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, _PerReplica)
 
 
 class _MirroredType(type):
-    def __instancecheck__(cls, value: Any) -> bool:
+    def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, (_Mirrored, _MirroredVariable))
 
 

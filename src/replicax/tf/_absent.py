@@ -7,7 +7,7 @@ other missing name points to the page that lists all names.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import NoReturn
 
 from replicax._base import doc_pages
 
@@ -200,10 +200,10 @@ def alternative(name: str) -> str | None:
     return ABSENT[max(stems, key=len)] if stems else None
 
 
-def missing_from(namespace: str, otherwise: str = _OPERATIONS) -> Callable[[str], Any]:
+def missing_from(namespace: str, otherwise: str = _OPERATIONS) -> Callable[[str], NoReturn]:
     """Returns a `__getattr__` for a module: its error names the alternative, or `otherwise` if there is none."""
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(f"module 'replicax.tf' has no attribute {name!r}")
         full = f"{namespace}.{name}" if namespace else name

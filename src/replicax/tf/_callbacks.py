@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +12,25 @@ from jax.experimental import io_callback
 
 from replicax._base.messages import shown
 from replicax._base.specs import TensorSpec, as_dtype
+from replicax._base.types import Tree
 from replicax._tracing import frames
 from replicax.tf._ops import convert_to_tensor, known
+from replicax.tf._types import DTypeLike, TensorLike
 
+# The dtypes or specs of results: of one, or of several.
+_Kind: TypeAlias = "TensorSpec | DTypeLike | None"
+_Kinds: TypeAlias = "_Kind | list[_Kind] | tuple[_Kind, ...]"
 _INSTEAD = "Pass `Tout` as tf.TensorSpec with known shapes, or call it outside of compiled code."
 
 
-def _called(func: Callable[..., Any], inp: Any, tout: Any, given: Callable[[Any], Any]) -> Any:
+def _called(
+    func: Callable[..., Tree], inp: Iterable[TensorLike], tout: _Kinds, given: Callable[[TensorLike], object]
+) -> Tree:
     """Calls `func` with the inputs, converted by `given`, and converts its results (one, a list or none) to `tout`."""
     several = isinstance(tout, (list, tuple))
-    kinds = list(tout) if several else [tout]
+    kinds: list[_Kind] = list(tout) if isinstance(tout, (list, tuple)) else [tout]
 
-    def results(*inputs: Any) -> list[Any]:
+    def results(*inputs: TensorLike) -> list[TensorLike]:
         found = func(*map(given, inputs))
         if not several or not kinds:
             return [found] * len(kinds)
@@ -40,30 +47,32 @@ def _called(func: Callable[..., Any], inp: Any, tout: Any, given: Callable[[Any]
     return out if several else out[0]
 
 
-def _from_program(results: Callable[..., Any], inputs: list[Any], kinds: list[Any]) -> list[Any]:
+def _from_program(
+    results: Callable[..., list[TensorLike]], inputs: list[jax.Array], kinds: list[Any]
+) -> list[jax.Array]:
     if not all(isinstance(kind, TensorSpec) and kind.shape.is_fully_defined() for kind in kinds):
         for value in [*inputs, jnp.zeros(())]:  # the function around it then runs on the host
             known(value, "An argument of a Python function", _INSTEAD)
     shapes = [jax.ShapeDtypeStruct(tuple(kind.shape), kind.dtype) for kind in kinds]
 
-    def on_host(*arrays: Any) -> list[Any]:
+    def on_host(*arrays: jax.Array) -> list[np.ndarray]:
         values = results(*map(np.asarray, arrays))
         return [np.asarray(value, shape.dtype).reshape(shape.shape) for value, shape in zip(values, shapes)]
 
     return io_callback(on_host, shapes, *inputs)
 
 
-def _dtype(kind: Any) -> Any:
+def _dtype(kind: _Kind) -> np.dtype:
     return as_dtype(kind.dtype if isinstance(kind, TensorSpec) else kind)
 
 
-def _as(value: Any, dtype: Any) -> Any:
+def _as(value: TensorLike, dtype: np.dtype) -> jax.Array:
     if dtype == np.dtype(object):
         return convert_to_tensor(value)
     return convert_to_tensor(np.asarray(value).astype(dtype))
 
 
-def py_function(func: Any = None, inp: Any = None, Tout: Any = None, name: str | None = None) -> Any:
+def py_function(func: Any = None, inp: Any = None, Tout: _Kinds = None, name: str | None = None) -> Any:
     """Calls a Python function with tensors, whenever the program runs; also a decorator, `@tf.py_function(Tout=...)`.
 
     It is not differentiable.
@@ -83,7 +92,7 @@ def py_function(func: Any = None, inp: Any = None, Tout: Any = None, name: str |
 def numpy_function(
     func: Any = None,
     inp: Any = None,
-    Tout: Any = None,
+    Tout: _Kinds = None,
     stateful: bool = True,
     name: str | None = None,
 ) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
+from collections.abc import Iterable
 
 import jax
 
@@ -32,15 +32,15 @@ class PhysicalDevice(LogicalDevice):
 class LogicalDeviceConfiguration:
     """One virtual device, for `set_logical_device_configuration`."""
 
-    memory_limit: Any = None
-    experimental_priority: Any = None
-    experimental_device_ordinal: Any = None
+    memory_limit: float | None = None
+    experimental_priority: int | None = None
+    experimental_device_ordinal: int | None = None
 
     def __init__(
         self,
-        memory_limit: Any = None,
-        experimental_priority: Any = None,
-        experimental_device_ordinal: Any = None,
+        memory_limit: float | None = None,
+        experimental_priority: int | None = None,
+        experimental_device_ordinal: int | None = None,
     ):
         self.memory_limit, self.experimental_priority = memory_limit, experimental_priority
         self.experimental_device_ordinal = experimental_device_ordinal
@@ -66,7 +66,7 @@ def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice
     return [device for device in found if device_type in (None, device.device_type)]
 
 
-_visible_gpus: list[PhysicalDevice] | None = None  # as `set_visible_devices` has chosen them
+_visible_gpus: list[LogicalDevice] | None = None  # as `set_visible_devices` has chosen them
 
 
 def _accelerator_names() -> list[str]:
@@ -78,7 +78,9 @@ def _accelerator_names() -> list[str]:
     return [f"{kind}:{i}" for kind, count in counts.items() for i in range(count)]
 
 
-def set_logical_device_configuration(device: PhysicalDevice, logical_devices: Any) -> None:
+def set_logical_device_configuration(
+    device: PhysicalDevice, logical_devices: Iterable[LogicalDeviceConfiguration]
+) -> None:
     """Makes a device appear as several; before JAX starts.
 
     Several devices are virtual devices on the CPU, with a warning if they replace an accelerator. A single one is the
@@ -112,7 +114,7 @@ def get_visible_devices(device_type: str | None = None) -> list[PhysicalDevice]:
     return [d for d in devices if d.device_type != "GPU" or d.name in {gpu.name for gpu in _visible_gpus}]
 
 
-def set_visible_devices(devices: Any, device_type: str | None = None) -> None:
+def set_visible_devices(devices: LogicalDevice | Iterable[LogicalDevice], device_type: str | None = None) -> None:
     """Hides all accelerators, or some GPUs of NVIDIA, before JAX starts.
 
     Raises:
@@ -190,7 +192,7 @@ def enable_tensor_float_32_execution(enabled: bool) -> None:
     jax.config.update("jax_default_matmul_precision", "tensorfloat32" if enabled else "float32")
 
 
-def set_jit(enabled: Any) -> None:
+def set_jit(enabled: object) -> None:
     """Does nothing: XLA compiles every function."""
 
 
@@ -208,7 +210,7 @@ def get_threads() -> int:
     return 0
 
 
-CONFIG: dict[str, Any] = {
+CONFIG: dict[str, object] = {
     "LogicalDevice": LogicalDevice,
     "LogicalDeviceConfiguration": LogicalDeviceConfiguration,
     "PhysicalDevice": PhysicalDevice,
@@ -226,7 +228,7 @@ CONFIG: dict[str, Any] = {
     "set_soft_device_placement": set_soft_device_placement,
     "set_visible_devices": set_visible_devices,
 }
-EXPERIMENTAL: dict[str, Any] = {
+EXPERIMENTAL: dict[str, object] = {
     "VirtualDeviceConfiguration": LogicalDeviceConfiguration,
     "enable_op_determinism": enable_op_determinism,
     "enable_tensor_float_32_execution": enable_tensor_float_32_execution,
@@ -239,19 +241,19 @@ EXPERIMENTAL: dict[str, Any] = {
     "set_virtual_device_configuration": set_logical_device_configuration,
     "set_visible_devices": set_visible_devices,
 }
-THREADING: dict[str, Any] = {
+THREADING: dict[str, object] = {
     "get_inter_op_parallelism_threads": get_threads,
     "get_intra_op_parallelism_threads": get_threads,
     "set_inter_op_parallelism_threads": set_threads,
     "set_intra_op_parallelism_threads": set_threads,
 }
-OPTIMIZER: dict[str, Any] = {"get_jit": get_jit, "set_jit": set_jit}
+OPTIMIZER: dict[str, object] = {"get_jit": get_jit, "set_jit": set_jit}
 
 
 # `tf.test`
 
 
-def is_gpu_available(cuda_only: bool = False, min_cuda_compute_capability: Any = None) -> bool:
+def is_gpu_available(cuda_only: bool = False, min_cuda_compute_capability: object = None) -> bool:
     """Returns whether there is a GPU; virtual GPUs count."""
     return bool(list_physical_devices("GPU"))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from replicax._base.specs import as_dtype
 from replicax._tracing import step_failures
 from replicax._values import PerReplica
 from replicax.tf._ops import convert_to_tensor, is_tensor, known, pair
+from replicax.tf._types import DTypeLike, TensorLike
 
 _failures: list[str] = []
 _has_traced: list[bool] = []
@@ -38,7 +39,7 @@ def raise_failures() -> None:
         raise InvalidArgumentError(message)
 
 
-def _check(holds: Any, describe: Callable[..., str], *values: Any) -> None:
+def _check(holds: jax.Array, describe: Callable[..., str], *values: jax.Array) -> None:
     """Raises `InvalidArgumentError` unless `holds`; `describe` makes the message from the values as numpy arrays."""
     raise_failures()
     if not any(isinstance(x, jax.core.Tracer) for x in (holds, *values)):
@@ -46,7 +47,7 @@ def _check(holds: Any, describe: Callable[..., str], *values: Any) -> None:
             raise InvalidArgumentError(describe(*(np.asarray(x) for x in values)))
         return
 
-    def report(holds: Any, *values: Any) -> None:
+    def report(holds: np.ndarray, *values: np.ndarray) -> None:
         if not bool(holds):
             message = describe(*(np.asarray(x) for x in values))
             if step_failures.in_callback():  # the call of the program raises it
@@ -58,17 +59,19 @@ def _check(holds: Any, describe: Callable[..., str], *values: Any) -> None:
     jax.debug.callback(report, holds, *values)
 
 
-def _said(message: Any, what: str) -> str:
+def _said(message: object, what: str) -> str:
     return f"{message} {what}" if message else what
 
 
-def _few(array: Any, summarize: int | None) -> str:
+def _few(array: np.ndarray, summarize: int | None) -> str:
     flat = np.asarray(array).reshape(-1)
     count = 3 if summarize is None else len(flat) if summarize < 0 else summarize
     return f"{flat[:count].tolist()}{'...' if len(flat) > count else ''}"
 
 
-def Assert(condition: Any, data: Any, summarize: int | None = None, name: str | None = None) -> None:
+def Assert(
+    condition: TensorLike, data: Iterable[TensorLike], summarize: int | None = None, name: str | None = None
+) -> None:
     """Raises `InvalidArgumentError` with the data if the condition is false."""
     condition = convert_to_tensor(condition)
     arrays = [convert_to_tensor(x) for x in data]
@@ -82,11 +85,13 @@ def Assert(condition: Any, data: Any, summarize: int | None = None, name: str | 
 # Comparisons: each row has the function that compares elements, and its text for messages.
 
 
-def _compared(compare: Callable[[Any, Any], Any], sign: str) -> Callable[..., Any]:
-    def op(x: Any, y: Any, message: Any = None, summarize: int | None = None, name: str | None = None) -> None:
+def _compared(compare: Callable[..., jax.Array], sign: str) -> Callable[..., None]:
+    def op(
+        x: TensorLike, y: TensorLike, message: object = None, summarize: int | None = None, name: str | None = None
+    ) -> None:
         a, b = (jnp.asarray(v) for v in pair(x, y))
 
-        def describe(a: Any, b: Any) -> str:
+        def describe(a: np.ndarray, b: np.ndarray) -> str:
             said = f"Condition x {sign} y did not hold. x = {_few(a, summarize)}, y = {_few(b, summarize)}"
             return _said(message, said)
 
@@ -96,8 +101,8 @@ def _compared(compare: Callable[[Any, Any], Any], sign: str) -> Callable[..., An
     return op
 
 
-def _signed(compare: Callable[[Any], Any], said: str) -> Callable[..., Any]:
-    def op(x: Any, message: Any = None, summarize: int | None = None, name: str | None = None) -> None:
+def _signed(compare: Callable[[jax.Array], jax.Array], said: str) -> Callable[..., None]:
+    def op(x: TensorLike, message: object = None, summarize: int | None = None, name: str | None = None) -> None:
         a = convert_to_tensor(x)
         describe = lambda a: _said(message, f"Condition x {said} did not hold. x = {_few(a, summarize)}")  # noqa: E731
         _check(jnp.all(compare(a)), describe, a)
@@ -121,18 +126,18 @@ _unequal = _compared(jnp.not_equal, "!=")
 
 
 def assert_none_equal(
-    x: Any, y: Any, summarize: int | None = None, message: Any = None, name: str | None = None
+    x: TensorLike, y: TensorLike, summarize: int | None = None, message: object = None, name: str | None = None
 ) -> None:
     """Raises `InvalidArgumentError` unless `x != y` for all elements."""
     _unequal(x, y, message, summarize)
 
 
 def assert_near(
-    x: Any,
-    y: Any,
-    rtol: Any = None,
-    atol: Any = None,
-    message: Any = None,
+    x: TensorLike,
+    y: TensorLike,
+    rtol: jax.typing.ArrayLike | None = None,
+    atol: jax.typing.ArrayLike | None = None,
+    message: object = None,
     summarize: int | None = None,
     name: str | None = None,
 ) -> None:
@@ -147,16 +152,16 @@ def assert_near(
     _check(jnp.all(jnp.abs(a - b) <= atol + rtol * jnp.abs(b)), described, a, b)
 
 
-def assert_all_finite(x: Any, message: Any, name: str | None = None) -> Any:
+def assert_all_finite(x: TensorLike, message: object, name: str | None = None) -> jax.Array:
     """Returns the tensor; raises `InvalidArgumentError` if an element is infinite or NaN."""
     return check_numerics(x, message)
 
 
-def check_numerics(tensor: Any, message: Any, name: str | None = None) -> Any:
+def check_numerics(tensor: TensorLike, message: object, name: str | None = None) -> jax.Array:
     """Returns the tensor; raises `InvalidArgumentError` if an element is infinite or NaN."""
     tensor = convert_to_tensor(tensor)
 
-    def describe(array: Any) -> str:
+    def describe(array: np.ndarray) -> str:
         kinds = [n for n, found in (("Inf", np.isinf(array).any()), ("NaN", np.isnan(array).any())) if found]
         return f"{message} : Tensor had {' and '.join(kinds)} values"
 
@@ -167,26 +172,28 @@ def check_numerics(tensor: Any, message: Any, name: str | None = None) -> Any:
 # Checks that need no values.
 
 
-def _fail(message: Any, what: str, kind: type[Exception] = ValueError) -> None:
+def _fail(message: object, what: str, kind: type[Exception] = ValueError) -> None:
     raise kind(_said(message, what))
 
 
-def assert_rank(x: Any, rank: Any, message: Any = None, name: str | None = None) -> None:
+def assert_rank(x: TensorLike, rank: TensorLike, message: object = None, name: str | None = None) -> None:
     """Raises `ValueError` unless the tensor has this rank."""
     _ranks(x, [rank], message, lambda found, ranks: found == ranks[0], "rank")
 
 
-def assert_rank_at_least(x: Any, rank: Any, message: Any = None, name: str | None = None) -> None:
+def assert_rank_at_least(x: TensorLike, rank: TensorLike, message: object = None, name: str | None = None) -> None:
     """Raises `ValueError` unless the tensor has at least this rank."""
     _ranks(x, [rank], message, lambda found, ranks: found >= ranks[0], "at least rank")
 
 
-def assert_rank_in(x: Any, ranks: Any, message: Any = None, name: str | None = None) -> None:
+def assert_rank_in(x: TensorLike, ranks: Iterable[TensorLike], message: object = None, name: str | None = None) -> None:
     """Raises `ValueError` unless the tensor has one of these ranks."""
     _ranks(x, ranks, message, lambda found, ranks: found in ranks, "a rank in")
 
 
-def _ranks(x: Any, ranks: Any, message: Any, fits: Callable[[int, list[int]], bool], words: str) -> None:
+def _ranks(
+    x: TensorLike, ranks: Iterable[TensorLike], message: object, fits: Callable[[int, list[int]], bool], words: str
+) -> None:
     shape = convert_to_tensor(x).shape
     wanted = [int(known(r, "The rank", "Give a Python number.")) for r in ranks]
     if not fits(len(shape), wanted):
@@ -194,7 +201,7 @@ def _ranks(x: Any, ranks: Any, message: Any, fits: Callable[[int, list[int]], bo
         _fail(message, f"The tensor must have {words} {shown}, got rank {len(shape)}, shape {tuple(shape)}.")
 
 
-def assert_scalar(tensor: Any, message: Any = None, name: str | None = None) -> Any:
+def assert_scalar(tensor: TensorLike, message: object = None, name: str | None = None) -> jax.Array:
     """Returns the tensor; raises `ValueError` unless it is a scalar."""
     tensor = convert_to_tensor(tensor)
     if tensor.ndim:
@@ -203,14 +210,14 @@ def assert_scalar(tensor: Any, message: Any = None, name: str | None = None) -> 
 
 
 def assert_shapes(
-    shapes: Any, data: Any = None, summarize: int | None = None, message: Any = None, name: str | None = None
+    shapes: Any, data: object = None, summarize: int | None = None, message: object = None, name: str | None = None
 ) -> None:
     """Raises `ValueError` unless the tensors have these shapes, in which a letter is the same size everywhere.
 
     `shapes` is a list of pairs (tensor, shape) or a dict. A shape is a string or a tuple of numbers, letters, None (any
     size) and, at its beginning, `...` (any number of dimensions).
     """
-    sizes: dict[Any, int] = {}
+    sizes: dict[str, int] = {}
     for x, expected in list(shapes.items() if isinstance(shapes, dict) else shapes):
         found = tuple(convert_to_tensor(x).shape)
         symbols = list(expected) if isinstance(expected, (list, tuple, str)) else [expected]
@@ -230,21 +237,21 @@ def assert_shapes(
                 )
 
 
-def assert_type(tensor: Any, tf_type: Any, message: Any = None, name: str | None = None) -> None:
+def assert_type(tensor: TensorLike, tf_type: DTypeLike, message: object = None, name: str | None = None) -> None:
     """Raises `TypeError` unless the tensor has this dtype."""
     found = convert_to_tensor(tensor).dtype
     if found != as_dtype(tf_type):
         _fail(message, f"The tensor must be of dtype {as_dtype(tf_type)}, got {found}.", TypeError)
 
 
-def assert_integer(x: Any, message: Any = None, name: str | None = None) -> None:
+def assert_integer(x: TensorLike, message: object = None, name: str | None = None) -> None:
     """Raises `TypeError` unless the tensor has an integer dtype."""
     found = convert_to_tensor(x).dtype
     if not jnp.issubdtype(found, jnp.integer):
         _fail(message, f"Expected a tensor of integers, got dtype {found}.", TypeError)
 
 
-def assert_proper_iterable(values: Any) -> None:
+def assert_proper_iterable(values: object) -> None:
     """Raises `TypeError` for a tensor, an array, a string, or an object that cannot be iterated."""
     if is_tensor(values) or isinstance(values, (np.ndarray, str, bytes)):
         raise TypeError(f"Expected a list or another iterable, got {type(values).__name__}.")
@@ -252,7 +259,7 @@ def assert_proper_iterable(values: Any) -> None:
         raise TypeError(f"Expected an iterable, got {type(values).__name__}.")
 
 
-def assert_same_float_dtype(tensors: Any = None, dtype: Any = None) -> Any:
+def assert_same_float_dtype(tensors: Iterable[TensorLike] | None = None, dtype: DTypeLike | None = None) -> np.dtype:
     """Returns the common dtype (float32 without tensors); raises `ValueError` unless it is one floating-point dtype."""
     found = {np.dtype(convert_to_tensor(t).dtype) for t in tensors or ()}
     found |= set() if dtype is None else {np.dtype(as_dtype(dtype))}
@@ -261,7 +268,7 @@ def assert_same_float_dtype(tensors: Any = None, dtype: Any = None) -> Any:
     return found.pop() if found else np.dtype(np.float32)
 
 
-def is_numeric_tensor(tensor: Any) -> bool:
+def is_numeric_tensor(tensor: TensorLike) -> bool:
     """Returns whether `tensor` is a tensor with a numeric dtype."""
     return is_tensor(tensor) and tensor.dtype != np.bool_
 

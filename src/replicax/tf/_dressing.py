@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -15,9 +16,10 @@ from replicax._base.errors import InvalidOperandError
 from replicax._base.specs import TensorShape
 from replicax._variables.variable import Variable
 from replicax.tf import _dtypes, _operations, _ops
+from replicax.tf._types import TensorLike
 
 
-def numpy(self: Any) -> Any:
+def numpy(self: jax.Array) -> np.ndarray | np.generic:
     """Returns the array as a numpy array, a scalar as a numpy scalar."""
     from replicax.tf import _debugging
 
@@ -26,18 +28,18 @@ def numpy(self: Any) -> Any:
     return value
 
 
-def get_shape(self: Any) -> TensorShape:
+def get_shape(self: jax.Array) -> TensorShape:
     """Returns the static shape."""
     return TensorShape(self.shape)
 
 
-def set_shape(self: Any, shape: Any) -> None:
+def set_shape(self: jax.Array, shape: Iterable[int | None] | int | None) -> None:
     """Does nothing, since each tensor has a known shape; raises `ValueError` if that is another one."""
     if not TensorShape(shape).is_compatible_with(self.shape):
         raise ValueError(f"Tensor's shape {tuple(self.shape)} is not compatible with supplied shape {shape}.")
 
 
-def tensor_shape(shape: Any) -> property:
+def tensor_shape(shape: property) -> property:
     """Returns JAX's property `shape` with a value that is a tuple with the methods of `tf.TensorShape`."""
     get, make = shape.__get__, tuple.__new__
     return property(lambda self: make(TensorShape, get(self)), doc=shape.__doc__)
@@ -51,22 +53,22 @@ def single_dtype(dtype: Any) -> property:
     return property(lambda self: single(found := get(self), found), doc=dtype.__doc__)
 
 
-def magnitude(x: Any) -> Any:
+def magnitude(x: jax.Array) -> jax.Array:
     """Returns the absolute value. Its gradient at 0 is 0, as in TensorFlow; in JAX it is 1."""
     return x * jnp.sign(x) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.abs(x)
 
 
-def indexing(method: Any) -> Any:
+def indexing(method: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Returns JAX's method `__getitem__`, extended to indices with variables, and slices with tensors as bounds."""
 
     @functools.wraps(method)
-    def call(self: Any, index: Any) -> Any:
+    def call(self: jax.Array, index: object) -> jax.Array:
         return method(self, index if type(index) is int else _ops.as_index(index))
 
     return call
 
 
-def operator(name: str, method: Any) -> Any:
+def operator(name: str, method: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Returns JAX's method of an operator, extended to lists as operands; it raises `InvalidArgumentError`."""
     operate = _operations.fitting(method, _operations.of_matmul if "matmul" in name else _operations.of_broadcast)
     if name in ("__eq__", "__ne__"):
@@ -76,7 +78,7 @@ def operator(name: str, method: Any) -> Any:
     numbers = (float, complex) if name == "__pow__" else (int, float, complex)
 
     @functools.wraps(method)
-    def call(self: Any, other: Any) -> Any:
+    def call(self: jax.Array, other: TensorLike) -> jax.Array:
         # JAX would convert a Python number to 32 bits first, even if the other operand has 64.
         if isinstance(other, (list, tuple)) or (isinstance(other, numbers) and self.dtype.itemsize >= 8):
             other = _ops.beside(other, self)
@@ -85,10 +87,10 @@ def operator(name: str, method: Any) -> Any:
     return call
 
 
-def _equality(method: Any, unequal: bool) -> Any:
+def _equality(method: Callable[..., jax.Array], unequal: bool) -> Callable[..., jax.Array]:
     """Compares elementwise; tensors whose shapes cannot be broadcast are not equal."""
 
-    def call(self: Any, other: Any) -> Any:
+    def call(self: jax.Array, other: TensorLike) -> jax.Array:
         try:
             return method(self, other)
         except InvalidOperandError:

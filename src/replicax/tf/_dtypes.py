@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,13 +21,13 @@ from replicax._base import specs
 
 
 class _DTypeType(type):
-    def __instancecheck__(cls, value: Any) -> bool:
+    def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, np.dtype)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         return issubclass(subclass, np.dtype)
 
-    def __call__(cls, type_value: Any) -> Any:
+    def __call__(cls, type_value: object) -> np.dtype:
         return as_dtype(type_value)
 
 
@@ -42,7 +43,7 @@ class DType(metaclass=_DTypeType):
         return 0 if _is_string(self) else self.itemsize
 
     @property
-    def as_numpy_dtype(self: Any) -> Any:
+    def as_numpy_dtype(self: Any) -> type:
         """The scalar type of numpy; `object` for strings."""
         return object if _is_string(self) else self.type
 
@@ -59,12 +60,12 @@ class DType(metaclass=_DTypeType):
             raise TypeError(f"TensorFlow has no dtype {self}.") from None
 
     @property
-    def base_dtype(self: Any) -> Any:
+    def base_dtype(self: Any) -> np.dtype:
         """The dtype itself: there are no reference dtypes."""
         return self
 
     @property
-    def real_dtype(self: Any) -> Any:
+    def real_dtype(self: Any) -> np.dtype:
         """The dtype of a complex number's parts; else the dtype itself."""
         return jnp.finfo(self).dtype if self.is_complex else self
 
@@ -109,17 +110,17 @@ class DType(metaclass=_DTypeType):
         return True
 
     @property
-    def min(self: Any) -> Any:
+    def min(self: Any) -> int | float | np.floating:
         """The smallest number; raises `TypeError` for dtypes without an order."""
         return _limits(self, "minimum").min
 
     @property
-    def max(self: Any) -> Any:
+    def max(self: Any) -> int | float | np.floating:
         """The largest number; raises `TypeError` for dtypes without an order."""
         return _limits(self, "maximum").max
 
     @property
-    def limits(self: Any) -> tuple[Any, Any]:
+    def limits(self: Any) -> tuple[int, int | float | np.floating]:
         """The range of the pixels of images of this dtype: 0 to 1, or to the largest integer.
 
         Raises:
@@ -129,28 +130,28 @@ class DType(metaclass=_DTypeType):
             raise ValueError(f"{self} does not have defined limits.")
         return 0, self.max if self.is_integer else True if self.is_bool else 1
 
-    def is_compatible_with(self: Any, other: Any) -> bool:
+    def is_compatible_with(self: Any, other: object) -> bool:
         """Returns whether `other` is the same dtype, or a name or number of it."""
         return bool(self == as_dtype(other))
 
     is_subtype_of = is_compatible_with
 
-    def most_specific_common_supertype(self: Any, types: Any) -> Any:
+    def most_specific_common_supertype(self: Any, types: Iterable[object]) -> np.dtype | None:
         """Returns the dtype itself if all of `types` are the same, else None."""
         return self if all(self == other for other in types) else None
 
 
-def _is_string(dtype: Any) -> bool:
+def _is_string(dtype: np.dtype) -> bool:
     return bool(dtype == np.dtype(object))
 
 
-def _limits(dtype: Any, what: str) -> Any:
+def _limits(dtype: Any, what: str) -> jnp.finfo | jnp.iinfo:
     if not (dtype.is_floating or dtype.is_integer):
         raise TypeError(f"Cannot find {what} value of {dtype}.")
     return (jnp.finfo if dtype.is_floating else jnp.iinfo)(dtype)
 
 
-def as_dtype(type_value: Any) -> Any:
+def as_dtype(type_value: object) -> np.dtype:
     """Returns the dtype for a name, a type, TensorFlow's number or numpy's dtype; raises `TypeError` for other
     values.
     """
@@ -162,7 +163,7 @@ def as_dtype(type_value: Any) -> Any:
 
 _NAMES = """bfloat16 bool complex64 complex128 float16 float32 float64 int8 int16 int32 int64 string uint8 uint16 uint32
 uint64"""
-DTYPES: dict[str, Any] = {name: specs.as_dtype(name) for name in _NAMES.split()}
+DTYPES: dict[str, np.dtype] = {name: specs.as_dtype(name) for name in _NAMES.split()}
 DTYPES |= {"double": DTYPES["float64"], "half": DTYPES["float16"]}
 
 # The numbers of TensorFlow's `DataType`, except those of dtypes that replicax lacks.

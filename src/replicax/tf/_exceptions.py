@@ -6,8 +6,6 @@ caught.
 
 from __future__ import annotations
 
-from typing import Any
-
 from replicax._base.errors import DataLossError, InvalidArgumentError, OutOfRangeError, ReplicaxError
 
 # Name, code, docstring, and Python's exception of which it is a subclass.
@@ -28,12 +26,12 @@ _TABLE: list[tuple[str, int, str, type[Exception] | None]] = [
 ]
 
 
-def _exception(name: str, code: int, doc: str, builtin: type[Exception] | None) -> Any:
+def _exception(name: str, code: int, doc: str, builtin: type[Exception] | None) -> type[Exception]:
     bases = (ReplicaxError,) if builtin is None else (ReplicaxError, builtin)
     return type(f"{name}Error", bases, {"__doc__": doc, "__module__": "replicax.tf.errors", "error_code": code})
 
 
-ERRORS: dict[str, Any] = {
+ERRORS: dict[str, type[Exception]] = {
     "OpError": ReplicaxError,
     "InvalidArgumentError": InvalidArgumentError,
     "OutOfRangeError": OutOfRangeError,

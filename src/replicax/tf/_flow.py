@@ -8,8 +8,8 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +18,22 @@ import numpy as np
 from replicax._base import devices, errors, specs
 from replicax._base import nest as _nest
 from replicax._base.messages import shown
+from replicax._base.types import Tree
 from replicax._control_flow import cond_and_loops
 from replicax._tracing import autograph_switch, dataset_reads, frames
 from replicax._values import PerReplica
 from replicax._variables import creators
 from replicax.tf._ops import convert_to_tensor
+from replicax.tf._types import TensorLike
+
+_Pairs: TypeAlias = dict[TensorLike, Callable[[], Tree]] | Iterable[builtins.tuple[TensorLike, Callable[[], Tree]]]
 
 
-def _traced(*values: Any) -> bool:
+def _traced(*values: object) -> bool:
     return any(isinstance(x, jax.core.Tracer) for x in values)
 
 
-def _tensors(nest: Any) -> Any:
+def _tensors(nest: Tree) -> Tree:
     return _nest.map_values(convert_to_tensor, nest)
 
 
@@ -37,11 +41,11 @@ def _tensors(nest: Any) -> Any:
 
 
 def cond(
-    pred: Any,
-    true_fn: Callable[[], Any] | None = None,
-    false_fn: Callable[[], Any] | None = None,
+    pred: TensorLike,
+    true_fn: Callable[[], Tree] | None = None,
+    false_fn: Callable[[], Tree] | None = None,
     name: str | None = None,
-) -> Any:
+) -> Tree:
     """Calls `true_fn` or `false_fn`; the condition may be a tracer in compiled code."""
     if true_fn is None or false_fn is None or not callable(true_fn) or not callable(false_fn):
         raise TypeError("tf.cond needs a function for each branch: true_fn and false_fn.")
@@ -54,12 +58,12 @@ def cond(
 
 
 def case(
-    pred_fn_pairs: Any,
-    default: Callable[[], Any] | None = None,
+    pred_fn_pairs: _Pairs,
+    default: Callable[[], Tree] | None = None,
     exclusive: bool = False,
     strict: bool = False,
     name: str = "case",
-) -> Any:
+) -> Tree:
     """Calls the function of the first condition that is true, else `default`; compiled code needs no default.
 
     With `exclusive`, raises `InvalidArgumentError` if more than one condition is known to be true.
@@ -73,21 +77,26 @@ def case(
         if not _traced(*preds) and not any(bool(p) for p in preds):
             raise errors.InvalidArgumentError("None of the conditions evaluated as True, and there is no default.")
         default = functions[-1]
-    result: Callable[[], Any] = default
+    result: Callable[[], Tree] = default
     for pred, fn in reversed(list(zip(preds, functions))):
         result = functools.partial(cond, pred, fn, result)
     return result()
 
 
-def switch_case(branch_index: Any, branch_fns: Any, default: Any = None, name: str = "switch_case") -> Any:
+def switch_case(
+    branch_index: TensorLike,
+    branch_fns: dict[int, Callable[[], Tree]] | Sequence[Any],
+    default: Callable[[], Tree] | None = None,
+    name: str = "switch_case",
+) -> Tree:
     """Calls the function with this index, else `default` (by default the last function)."""
-    numbered: dict[int, Callable[[], Any]]
+    numbered: dict[int, Callable[[], Tree]]
     if isinstance(branch_fns, dict) or branch_fns and isinstance(branch_fns[0], (list, builtins.tuple)):
         numbered = dict(branch_fns)
     else:
         numbered = dict(enumerate(branch_fns))
     numbers = sorted(numbered)
-    other: Callable[[], Any] = numbered[numbers[-1]] if default is None else default
+    other: Callable[[], Tree] = numbered[numbers[-1]] if default is None else default
     index, result = convert_to_tensor(branch_index), other
     for number in numbers:
         result = functools.partial(cond, index == number, numbered[number], result)
@@ -95,16 +104,16 @@ def switch_case(branch_index: Any, branch_fns: Any, default: Any = None, name: s
 
 
 def while_loop(
-    cond: Callable[..., Any],
-    body: Callable[..., Any],
-    loop_vars: Any,
-    shape_invariants: Any = None,
+    cond: Callable[..., TensorLike],
+    body: Callable[..., Tree],
+    loop_vars: Tree,
+    shape_invariants: object = None,
     parallel_iterations: int = 10,
     back_prop: bool = True,
     swap_memory: bool = False,
-    maximum_iterations: Any = None,
+    maximum_iterations: TensorLike = None,
     name: str | None = None,
-) -> Any:
+) -> Tree:
     """Calls `body` as long as `cond` holds. In compiled code its gradient is of first order, as AutoGraph's is."""
     limit = None if maximum_iterations is None else convert_to_tensor(maximum_iterations)
     one = not isinstance(loop_vars, (list, builtins.tuple))
@@ -112,7 +121,7 @@ def while_loop(
 
     cond, body = autograph_switch.converted(cond), autograph_switch.converted(body)
 
-    def step(values: Any) -> Any:
+    def step(values: Sequence[Tree]) -> list[Tree]:
         result = body(*values)
         return _tensors(list(result) if type(result) in (list, builtins.tuple) else [result])
 
@@ -122,7 +131,7 @@ def while_loop(
             variables, rounds = step(variables), rounds + 1
     else:
 
-        def more(state: Any) -> Any:
+        def more(state: list[Tree]) -> jax.Array:
             rounds, *values = state
             go_on = convert_to_tensor(cond(*values)).reshape(())
             return go_on if limit is None else go_on & (rounds < limit)
@@ -136,8 +145,8 @@ def while_loop(
 
 
 def _iterate(
-    fn: Callable[[Any, Any], Any], carry: Any, elements: Any, reverse: bool = False
-) -> builtins.tuple[Any, Any]:
+    fn: Callable[[Tree, Tree], builtins.tuple[Tree, Tree]], carry: Tree, elements: Tree, reverse: bool = False
+) -> builtins.tuple[Tree, Tree]:
     """Runs `carry, out = fn(carry, element)` for each row; returns the last carry and the stacked outputs."""
     if frames.is_tracing():
         return jax.lax.scan(fn, carry, elements, reverse=reverse)
@@ -155,44 +164,46 @@ def _iterate(
 
 
 def map_fn(
-    fn: Callable[[Any], Any],
-    elems: Any,
-    dtype: Any = None,
+    fn: Callable[[Tree], Tree],
+    elems: Tree,
+    dtype: object = None,
     parallel_iterations: int | None = None,
     back_prop: bool = True,
     swap_memory: bool = False,
     infer_shape: bool = True,
     name: str | None = None,
-    fn_output_signature: Any = None,
-) -> Any:
+    fn_output_signature: object = None,
+) -> Tree:
     """Calls `fn` for each row of a structure of tensors, and stacks the results. `vectorized_map` is faster in compiled
     code.
     """
     return _iterate(lambda carry, row: (carry, _tensors(fn(row))), (), _tensors(elems))[1]
 
 
-def vectorized_map(fn: Callable[[Any], Any], elems: Any, fallback_to_while_loop: bool = True, warn: bool = True) -> Any:
+def vectorized_map(
+    fn: Callable[[Tree], Tree], elems: Tree, fallback_to_while_loop: bool = True, warn: bool = True
+) -> Tree:
     """Computes `fn` for all rows of a structure of tensors at once."""
     return jax.vmap(lambda row: _tensors(fn(row)))(_tensors(elems))
 
 
 def scan(
-    fn: Callable[[Any, Any], Any],
-    elems: Any,
-    initializer: Any = None,
+    fn: Callable[[Tree, Tree], Tree],
+    elems: Tree,
+    initializer: Tree = None,
     parallel_iterations: int = 10,
     back_prop: bool = True,
     swap_memory: bool = False,
     infer_shape: bool = True,
     reverse: bool = False,
     name: str | None = None,
-) -> Any:
+) -> Tree:
     """Runs `a = fn(a, row)` for each row, and stacks every `a`. Without an initializer the first row is the first
     `a`.
     """
     start, rows, first = _start(elems, initializer, reverse)
 
-    def step(carry: Any, row: Any) -> Any:
+    def step(carry: Tree, row: Tree) -> builtins.tuple[Tree, Tree]:
         new = _tensors(fn(carry, row))
         return new, new
 
@@ -202,7 +213,7 @@ def scan(
     return outs
 
 
-def _start(elems: Any, initializer: Any, reverse: bool) -> builtins.tuple[Any, Any, Any]:
+def _start(elems: Tree, initializer: Tree, reverse: bool) -> builtins.tuple[Tree, Tree, Tree]:
     elems = _tensors(elems)
     if initializer is not None:
         return _tensors(initializer), elems, None
@@ -212,16 +223,16 @@ def _start(elems: Any, initializer: Any, reverse: bool) -> builtins.tuple[Any, A
     return jax.tree.map(lambda leaf: leaf[0], first), jax.tree.map(lambda leaf: leaf[rest], elems), first
 
 
-def _fold(reverse: bool, doc: str) -> Callable[..., Any]:
+def _fold(reverse: bool, doc: str) -> Callable[..., Tree]:
     def op(
-        fn: Callable[[Any, Any], Any],
-        elems: Any,
-        initializer: Any = None,
+        fn: Callable[[Tree, Tree], Tree],
+        elems: Tree,
+        initializer: Tree = None,
         parallel_iterations: int = 10,
         back_prop: bool = True,
         swap_memory: bool = False,
         name: str | None = None,
-    ) -> Any:
+    ) -> Tree:
         start, rows, _ = _start(elems, initializer, reverse)
         return _iterate(lambda carry, row: (_tensors(fn(carry, row)), ()), start, rows, reverse)[0]
 
@@ -236,20 +247,20 @@ foldr = _fold(True, "Runs `a = fn(a, row)` for each row from last to first, and 
 # Gradients.
 
 
-def stop_gradient(input: Any, name: str | None = None) -> Any:
+def stop_gradient(input: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the tensor as a constant for differentiation."""
     return jax.lax.stop_gradient(convert_to_tensor(input))
 
 
-def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
+def custom_gradient(f: Callable[..., builtins.tuple[Tree, Callable[..., Tree]]]) -> Callable[..., Tree]:
     """Returns a function with the given gradient: `f(*args)` returns the result and a function from gradients to
     gradients.
     """
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Tree, **kwargs: Tree) -> Tree:
         wrapped = jax.custom_vjp(lambda *args: _tensors(f(*args, **kwargs)[0]))
 
-        def forward(*args: Any) -> Any:
+        def forward(*args: Tree) -> builtins.tuple[Tree, jax.tree_util.Partial]:
             result, gradient = f(*args, **kwargs)
             if "variables" in inspect.signature(gradient).parameters:
                 raise NotImplementedError(
@@ -258,7 +269,7 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
                 )
             result, pulled = _tensors(result), jax.tree.map(jnp.zeros_like, args)
 
-            def pull(cotangents: Any) -> Any:
+            def pull(cotangents: Tree) -> builtins.tuple[Tree, ...]:
                 found = gradient(*(cotangents if isinstance(cotangents, (list, builtins.tuple)) else [cotangents]))
                 found = list(found) if isinstance(found, (list, builtins.tuple)) else [found]
                 return builtins.tuple(zero if g is None else convert_to_tensor(g) for g, zero in zip(found, pulled))
@@ -271,29 +282,29 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _packed(pull: Callable[[Any], Any], example: Any) -> Any:
+def _packed(pull: Callable[[Tree], Tree], example: Tree) -> jax.tree_util.Partial:
     """Returns a function as a pytree of the arrays that it captures."""
     converted, arrays = jax.closure_convert(pull, example)
     return jax.tree_util.Partial(lambda arrays, cotangents: converted(cotangents, *arrays), arrays)
 
 
-def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
+def recompute_grad(f: Callable[..., Tree]) -> Callable[..., Tree]:
     """Returns the function, with intermediate results recomputed for its gradient to save memory in compiled code.
 
     It may read and assign variables. Eager calls keep their intermediate results.
     """
 
     @functools.wraps(f)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Tree, **kwargs: Tree) -> Tree:
         return cond_and_loops.recomputed(f, args, kwargs)
 
     return call
 
 
-def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
+def grad_pass_through(f: Callable[[jax.Array], TensorLike]) -> Callable[[TensorLike], jax.Array]:
     """Returns the function with the gradient of the identity."""
 
-    def call(x: Any) -> Any:
+    def call(x: TensorLike) -> jax.Array:
         x = convert_to_tensor(x)
         return x + jax.lax.stop_gradient(convert_to_tensor(f(x)) - x)
 
@@ -304,12 +315,12 @@ def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def control_dependencies(control_inputs: Any) -> Iterator[None]:
+def control_dependencies(control_inputs: object) -> Iterator[None]:
     """Returns a context without effect: operations run in the program's order."""
     yield
 
 
-def group(*inputs: Any, **kwargs: Any) -> None:
+def group(*inputs: object, **kwargs: object) -> None:
     """Returns None: the operations have run already."""
 
 
@@ -317,7 +328,9 @@ def no_op(name: str | None = None) -> None:
     """Returns None."""
 
 
-def tuple(tensors: Any, control_inputs: Any = None, name: str | None = None) -> list[Any]:
+def tuple(
+    tensors: Iterable[TensorLike], control_inputs: object = None, name: str | None = None
+) -> list[jax.Array | None]:
     """Returns the tensors, as a list."""
     return [None if x is None else convert_to_tensor(x) for x in tensors]
 
@@ -325,7 +338,7 @@ def tuple(tensors: Any, control_inputs: Any = None, name: str | None = None) -> 
 # Devices and modes of execution.
 
 
-def device(device_name: Any) -> contextlib.AbstractContextManager[Any]:
+def device(device_name: str | jax.Device | None) -> contextlib.AbstractContextManager[object]:
     """Returns a context in which operations run on this device; with None, JAX chooses it."""
     return contextlib.nullcontext() if device_name is None else jax.default_device(devices.find_device(device_name))
 
@@ -340,7 +353,7 @@ def inside_function() -> bool:
     return frames.is_tracing()
 
 
-def init_scope() -> contextlib.AbstractContextManager[Any]:
+def init_scope() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which operations run immediately, also while a function is traced."""
     return dataset_reads.outside()
 
@@ -350,7 +363,7 @@ def get_current_name_scope() -> str:
     return "/".join(creators.state.names)
 
 
-def is_symbolic_tensor(tensor: Any) -> bool:
+def is_symbolic_tensor(tensor: object) -> bool:
     """Returns whether a tensor is a tracer, whose value is not known."""
     return _traced(tensor)
 
@@ -360,12 +373,12 @@ def get_logger() -> logging.Logger:
     return logging.getLogger("tensorflow")
 
 
-def timestamp(name: str | None = None) -> Any:
+def timestamp(name: str | None = None) -> jax.Array:
     """Returns the seconds since 1970, float64. In a traced function this is the time of tracing."""
     return jnp.asarray(time.time(), np.float64)
 
 
-def type_spec_from_value(value: Any) -> Any:
+def type_spec_from_value(value: Tree) -> Tree:
     """Returns the spec of a value."""
     if isinstance(value, PerReplica):
         return specs.PerReplicaSpec(*(specs.spec_of(part) for part in value.values))

@@ -9,15 +9,18 @@ import contextlib
 import os
 import posixpath
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from replicax._base import doc_pages
 from replicax.tf._exceptions import AlreadyExistsError, FailedPreconditionError, NotFoundError
+from replicax.tf._types import TensorLike
+
+_Path: TypeAlias = "str | os.PathLike[str]"
 
 
-def _place(path: Any) -> tuple[Any, str]:
+def _place(path: _Path | bytes) -> tuple[Any, str]:
     """Returns the file system of a path, and the path in it."""
     try:
         from fsspec.core import url_to_fs
@@ -27,7 +30,7 @@ def _place(path: Any) -> tuple[Any, str]:
     return url_to_fs(path.decode() if isinstance(path, bytes) else path)
 
 
-def _like(path: Any, found: str) -> str:
+def _like(path: _Path, found: str) -> str:
     """Returns a path of the file system in the form of `path`: with its protocol, or relative to the working
     directory.
     """
@@ -38,7 +41,7 @@ def _like(path: Any, found: str) -> str:
 
 
 @contextlib.contextmanager
-def _as_tensorflow(path: Any) -> Iterator[None]:
+def _as_tensorflow(path: _Path) -> Iterator[None]:
     """Converts Python's file errors to TensorFlow's, which are subclasses of them."""
     try:
         yield
@@ -50,19 +53,19 @@ def _as_tensorflow(path: Any) -> Iterator[None]:
         raise FailedPreconditionError(f"{os.fspath(path)}; {error.strerror or error}") from error
 
 
-def exists(path: Any) -> bool:
+def exists(path: _Path) -> bool:
     """Returns whether a file or a folder exists."""
     filesystem, name = _place(path)
     return filesystem.exists(name)
 
 
-def isdir(path: Any) -> bool:
+def isdir(path: _Path) -> bool:
     """Returns whether the path is a folder."""
     filesystem, name = _place(path)
     return filesystem.isdir(name)
 
 
-def listdir(path: Any) -> list[str]:
+def listdir(path: _Path) -> list[str]:
     """Returns the names of files and folders in a folder; raises `NotFoundError` without one."""
     filesystem, name = _place(path)
     if not filesystem.isdir(name):
@@ -70,7 +73,7 @@ def listdir(path: Any) -> list[str]:
     return [posixpath.basename(entry.rstrip("/")) for entry in filesystem.ls(name, detail=False)]
 
 
-def glob(pattern: Any) -> list[str]:
+def glob(pattern: _Path | list[_Path] | tuple[_Path, ...]) -> list[str]:
     """Returns the files and folders that match a pattern, or one of a list of patterns, sorted."""
     if isinstance(pattern, (list, tuple)):
         return [found for one in pattern for found in glob(one)]
@@ -78,21 +81,21 @@ def glob(pattern: Any) -> list[str]:
     return [_like(pattern, found) for found in sorted(filesystem.glob(name))]
 
 
-def mkdir(path: Any) -> None:
+def mkdir(path: _Path) -> None:
     """Creates a folder; raises `AlreadyExistsError` if it exists, `NotFoundError` if its parent does not."""
     filesystem, name = _place(path)
     with _as_tensorflow(path):
         filesystem.mkdir(name, create_parents=False)
 
 
-def makedirs(path: Any) -> None:
+def makedirs(path: _Path) -> None:
     """Creates a folder and its parents; does nothing if it exists."""
     filesystem, name = _place(path)
     with _as_tensorflow(path):
         filesystem.makedirs(name, exist_ok=True)
 
 
-def remove(path: Any) -> None:
+def remove(path: _Path) -> None:
     """Removes a file; raises `NotFoundError` if it does not exist."""
     filesystem, name = _place(path)
     if not filesystem.exists(name):
@@ -101,7 +104,7 @@ def remove(path: Any) -> None:
         filesystem.rm_file(name)
 
 
-def rmtree(path: Any) -> None:
+def rmtree(path: _Path) -> None:
     """Removes a folder and its contents; raises `NotFoundError` if it does not exist."""
     filesystem, name = _place(path)
     if not filesystem.exists(name):
@@ -109,7 +112,7 @@ def rmtree(path: Any) -> None:
     filesystem.rm(name, recursive=True)
 
 
-def copy(src: Any, dst: Any, overwrite: bool = False) -> None:
+def copy(src: _Path, dst: _Path, overwrite: bool = False) -> None:
     """Copies a file, also from one filesystem to another; `AlreadyExistsError` without `overwrite`."""
     _refuse_existing(dst, overwrite)
     with GFile(src, "rb") as source, GFile(dst, "wb") as target:
@@ -117,7 +120,7 @@ def copy(src: Any, dst: Any, overwrite: bool = False) -> None:
             target.write(chunk)
 
 
-def rename(src: Any, dst: Any, overwrite: bool = False) -> None:
+def rename(src: _Path, dst: _Path, overwrite: bool = False) -> None:
     """Moves a file or a folder within its filesystem; `AlreadyExistsError` without `overwrite`."""
     _refuse_existing(dst, overwrite)
     filesystem, name = _place(src)
@@ -130,7 +133,7 @@ def rename(src: Any, dst: Any, overwrite: bool = False) -> None:
         filesystem.mv(name, target, recursive=filesystem.isdir(name))
 
 
-def _refuse_existing(path: Any, overwrite: bool) -> None:
+def _refuse_existing(path: _Path, overwrite: bool) -> None:
     if not overwrite and exists(path):
         raise AlreadyExistsError(f"{os.fspath(path)}; file already exists: pass overwrite=True to replace it")
 
@@ -143,7 +146,7 @@ class FileStatistics(NamedTuple):
     is_directory: bool
 
 
-def stat(path: Any) -> FileStatistics:
+def stat(path: _Path) -> FileStatistics:
     """Returns size, time and kind of a file; raises `NotFoundError` without one."""
     filesystem, name = _place(path)
     with _as_tensorflow(path):
@@ -153,14 +156,16 @@ def stat(path: Any) -> FileStatistics:
     return FileStatistics(int(info.get("size") or 0), int(seconds * 1e9), info["type"] == "directory")
 
 
-def walk(top: Any, topdown: bool = True, onerror: Callable[[Any], Any] | None = None) -> Iterator[tuple]:
+def walk(
+    top: _Path, topdown: bool = True, onerror: Callable[[OSError], object] | None = None
+) -> Iterator[tuple[str, list[str], list[str]]]:
     """Yields `(folder, names of folders in it, names of files in it)` for a folder and all folders below it."""
     filesystem, name = _place(top)
     for folder, folders, files in filesystem.walk(name, topdown=topdown):
         yield _like(top, folder), sorted(folders), sorted(files)
 
 
-def join(path: Any, *paths: Any) -> str:
+def join(path: _Path, *paths: _Path) -> str:
     """Joins parts to one path."""
     first = os.fspath(path)
     return (posixpath if "://" in first else os.path).join(first, *(os.fspath(p) for p in paths))
@@ -182,7 +187,7 @@ class GFile:
         mode: "r", "w" or "a", with "+" and "b" as of `open`. Text is UTF-8.
     """
 
-    def __init__(self, name: Any, mode: str = "r"):
+    def __init__(self, name: _Path, mode: str = "r"):
         if mode.replace("b", "").replace("+", "") not in ("r", "w", "a"):
             raise ValueError(f'mode must be "r", "w" or "a", with "b" and "+", got {mode!r}.')
         self.name, self.mode = os.fspath(name), mode
@@ -196,19 +201,19 @@ class GFile:
                 self._file = filesystem.open(path, self.mode, **text)
         return self._file
 
-    def read(self, n: int = -1) -> Any:
+    def read(self, n: int = -1) -> str | bytes:
         """Reads the rest of the file, or `n` bytes or characters."""
         return self._opened().read(n)
 
-    def readline(self) -> Any:
+    def readline(self) -> str | bytes:
         """Reads the next line."""
         return self._opened().readline()
 
-    def readlines(self) -> list[Any]:
+    def readlines(self) -> list[str] | list[bytes]:
         """Reads all remaining lines."""
         return self._opened().readlines()
 
-    def write(self, file_content: Any) -> None:
+    def write(self, file_content: str | bytes) -> None:
         """Writes text or bytes."""
         self._opened().write(file_content)
 
@@ -242,31 +247,31 @@ class GFile:
     def __enter__(self) -> GFile:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[str | bytes]:
         return iter(self._opened())
 
-    def __next__(self) -> Any:
+    def __next__(self) -> str | bytes:
         return next(self._opened())
 
 
 # `tf.io`'s own functions of files. Their contents are tensors of strings: numpy arrays of bytes.
 
 
-def _text(value: Any) -> str:
+def _text(value: TensorLike) -> str:
     item = np.asarray(value).item() if not isinstance(value, (str, bytes, os.PathLike)) else value
     return item.decode() if isinstance(item, bytes) else os.fspath(item)
 
 
-def read_file(filename: Any, name: str | None = None) -> Any:
+def read_file(filename: TensorLike, name: str | None = None) -> np.ndarray:
     """Returns the contents of a file as a scalar tensor of bytes."""
     with GFile(_text(filename), "rb") as file:
         return np.array(file.read(), object)
 
 
-def write_file(filename: Any, contents: Any, name: str | None = None) -> None:
+def write_file(filename: TensorLike, contents: TensorLike, name: str | None = None) -> None:
     """Writes a file, and makes the folders around it."""
     item = np.asarray(contents, object).item()
     makedirs(os.path.dirname(_text(filename)) or ".")
@@ -274,7 +279,7 @@ def write_file(filename: Any, contents: Any, name: str | None = None) -> None:
         file.write(item.encode() if isinstance(item, str) else item)
 
 
-def matching_files(pattern: Any, name: str | None = None) -> Any:
+def matching_files(pattern: TensorLike, name: str | None = None) -> np.ndarray:
     """Returns the files that match a pattern as a tensor of bytes, sorted."""
     patterns = [_text(p) for p in np.atleast_1d(np.asarray(pattern, object))]
     found = sorted({path for p in patterns for path in glob(p)})

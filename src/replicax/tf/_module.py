@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Concatenate, ParamSpec, TypeVar
 
 from replicax._checkpoint import object_graph
 from replicax._variables import creators
 from replicax._variables.variable import Variable
+
+_M = TypeVar("_M", bound="Module")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class Module:
@@ -22,11 +27,11 @@ class Module:
         self._name = name
         self._name_scope = creators.name_scope("/".join([*creators.state.names, name]) + "/")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
         object_graph.attached(value)
 
-    def _tracked(self) -> dict[str, Any]:
+    def _tracked(self) -> dict[str, object]:
         return vars(self)
 
     @property
@@ -35,7 +40,7 @@ class Module:
         return self._name
 
     @property
-    def name_scope(self) -> Any:
+    def name_scope(self) -> contextlib.AbstractContextManager[str]:
         """A context in which the names of new variables begin with the module's name."""
         return self._name_scope
 
@@ -55,11 +60,11 @@ class Module:
         return tuple(v for v in _variables(self) if not v.trainable)
 
     @classmethod
-    def with_name_scope(cls, method: Callable[..., Any]) -> Callable[..., Any]:
+    def with_name_scope(cls, method: Callable[Concatenate[_M, _P], _R]) -> Callable[Concatenate[_M, _P], _R]:
         """Returns a method in which the names of new variables begin with the module's name."""
 
         @functools.wraps(method)
-        def named(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def named(self: _M, *args: _P.args, **kwargs: _P.kwargs) -> _R:
             with self.name_scope:
                 return method(self, *args, **kwargs)
 
@@ -75,7 +80,7 @@ def _variables(module: Module) -> tuple[Variable, ...]:
     return tuple(x for x in _walk(module, set()) if isinstance(x, Variable))
 
 
-def _walk(value: Any, seen: set[int]) -> Iterator[Any]:
+def _walk(value: object, seen: set[int]) -> Iterator[Variable | Module]:
     if id(value) in seen:
         return
     if isinstance(value, (Variable, Module)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -23,7 +23,7 @@ class _At(NamedTuple):
     name: str
     table: str | None = None
 
-    def value(self) -> Any:
+    def value(self) -> object:
         module = importlib.import_module(self.module)
         return getattr(module, self.name) if self.table is None else _table(module, self.table)[self.name]
 
@@ -35,18 +35,18 @@ class _All(NamedTuple):
     table: str
 
 
-def _table(module: types.ModuleType, name: str) -> dict[str, Any]:
+def _table(module: types.ModuleType, name: str) -> dict[str, object]:
     """Returns a table of a module as a dict; a table that is a string lists names of the module itself."""
     table = getattr(module, name)
     names = table.split() if isinstance(table, str) else table
     return table if isinstance(table, dict) else {key: getattr(module, key) for key in names}
 
 
-def _from(module: str, names: str, table: str | None = None) -> dict[str, Any]:
+def _from(module: str, names: str, table: str | None = None) -> dict[str, object]:
     return {name: _At(_full(module), name, table) for name in names.split()}
 
 
-def _all(module: str, *tables: str) -> dict[str, Any]:
+def _all(module: str, *tables: str) -> dict[str, object]:
     return {f"*{table}": _All(_full(module), table) for table in tables}
 
 
@@ -87,7 +87,7 @@ convolution depthwise_conv2d pool separable_conv2d"""
 _SIZES = "AUTOTUNE INFINITE_CARDINALITY UNKNOWN_CARDINALITY"
 _CLIPS = "clip_by_global_norm clip_by_norm clip_by_value"
 
-NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
+NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
     "": (
         "",
         {
@@ -231,12 +231,12 @@ def names(namespace: str) -> list[str]:
     return sorted(found)
 
 
-def lookup(namespace: str, target: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lookup(namespace: str, target: dict[str, object]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Returns `__getattr__` and `__dir__` for a module with the attributes `target`, which keep names once used."""
     table = NAMESPACES[namespace][1]
     missing = _absent.missing_from(namespace)
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if isinstance(at := table.get(name), _At):
             target[name] = at.value()
         elif not name.startswith("_"):
@@ -251,14 +251,14 @@ def lookup(namespace: str, target: dict[str, Any]) -> tuple[Callable[[str], Any]
     return __getattr__, __dir__
 
 
-def namespace(name: str, doc: str, **members: Any) -> types.ModuleType:
+def namespace(name: str, doc: str, **members: object) -> types.ModuleType:
     """Returns a module with these names; any other name raises an error that says what to use."""
     module = types.ModuleType(f"replicax.tf.{name}", doc)
     module.__dict__.update(members, __getattr__=_absent.missing_from(name))
     return module
 
 
-def install(target: dict[str, Any]) -> None:
+def install(target: dict[str, object]) -> None:
     """Adds the modules of the namespaces, and the names whose values are in the table, to those of `replicax.tf`."""
     made = {"": target}
     for name, (doc, values) in NAMESPACES.items():

@@ -12,14 +12,15 @@ from typing import Any
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.messages import shown
 from replicax._base.specs import TensorShape
+from replicax._base.types import Leaf, Tree
 from replicax._values import PerReplica, mesh_of
 
 
-def _is_namedtuple(value: Any) -> bool:
+def _is_namedtuple(value: Tree) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def _children(value: Any, expand: bool = False) -> list[tuple[Any, Any]] | None:
+def _children(value: Tree, expand: bool = False) -> list[tuple[Any, Tree]] | None:
     """Returns the keys and children of a structure, or None for a leaf."""
     if isinstance(value, TensorShape):  # a tuple because JAX needs one; in TensorFlow it is a leaf
         return None
@@ -41,7 +42,7 @@ def _children(value: Any, expand: bool = False) -> list[tuple[Any, Any]] | None:
     return None
 
 
-def _rebuilt(value: Any, children: list[Any]) -> Any:
+def _rebuilt(value: Tree, children: list[Tree]) -> Tree:
     """Returns a structure like `value` with other children, in the order of `_children`."""
     if isinstance(value, Mapping):
         new = dict(zip(sorted(value), children))
@@ -56,17 +57,17 @@ def _rebuilt(value: Any, children: list[Any]) -> Any:
     return type(value)(*children) if isinstance(value, IndexedSlices) else type(value)(children)
 
 
-def is_nested(seq: Any) -> bool:
+def is_nested(seq: object) -> bool:
     """Returns whether a value is a structure: a dict, a list or a tuple."""
     return _children(seq) is not None
 
 
-def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
+def flatten(structure: Tree, expand_composites: bool = False) -> list[Leaf]:
     """Returns all leaves, those of dicts in the order of sorted keys."""
     return list(_leaves(structure, expand_composites))
 
 
-def _leaves(structure: Any, expand: bool) -> Iterator[Any]:
+def _leaves(structure: Tree, expand: bool) -> Iterator[Leaf]:
     children = _children(structure, expand)
     if children is None:
         yield structure
@@ -75,7 +76,7 @@ def _leaves(structure: Any, expand: bool) -> Iterator[Any]:
             yield from _leaves(child, expand)
 
 
-def map_structure(func: Callable[..., Any], *structure: Any, **kwargs: Any) -> Any:
+def map_structure(func: Callable[..., Leaf], *structure: Tree, **kwargs: bool) -> Tree:
     """Calls `func` with the corresponding leaves of the structures, and returns a structure like the first one.
 
     Args:
@@ -100,14 +101,14 @@ def map_structure(func: Callable[..., Any], *structure: Any, **kwargs: Any) -> A
     return _filled(structure[0], iter([func(*group) for group in groups]), expand)
 
 
-def _filled(structure: Any, leaves: Iterator[Any], expand: bool) -> Any:
+def _filled(structure: Tree, leaves: Iterator[Leaf], expand: bool) -> Tree:
     children = _children(structure, expand)
     if children is None:
         return next(leaves)
     return _rebuilt(structure, [_filled(child, leaves, expand) for _, child in children])
 
 
-def pack_sequence_as(structure: Any, flat_sequence: Any, expand_composites: bool = False) -> Any:
+def pack_sequence_as(structure: Tree, flat_sequence: object, expand_composites: bool = False) -> Tree:
     """Returns the leaves in a structure like `structure`.
 
     Raises:
@@ -127,7 +128,7 @@ def pack_sequence_as(structure: Any, flat_sequence: Any, expand_composites: bool
     return _filled(structure, iter(flat_sequence), expand_composites)
 
 
-def assert_same_structure(nest1: Any, nest2: Any, check_types: bool = True, expand_composites: bool = False) -> None:
+def assert_same_structure(nest1: Tree, nest2: Tree, check_types: bool = True, expand_composites: bool = False) -> None:
     """Raises if two structures differ.
 
     Raises:
@@ -137,7 +138,7 @@ def assert_same_structure(nest1: Any, nest2: Any, check_types: bool = True, expa
     _compare(nest1, nest2, check_types, expand_composites, "")
 
 
-def _compare(one: Any, other: Any, check_types: bool, expand: bool, where: str) -> None:
+def _compare(one: Tree, other: Tree, check_types: bool, expand: bool, where: str) -> None:
     parts, others = _children(one, expand), _children(other, expand)
     place = f" at {where}" if where else ""
     if (parts is None) != (others is None):
@@ -164,7 +165,7 @@ def _compare(one: Any, other: Any, check_types: bool, expand: bool, where: str) 
         _compare(a, b, check_types, expand, f"{where}[{key!r}]")
 
 
-def _same_type(one: Any, other: Any) -> bool:
+def _same_type(one: Tree, other: Tree) -> bool:
     if _is_namedtuple(one) and _is_namedtuple(other):
         return type(one).__name__ == type(other).__name__ and one._fields == other._fields
     if isinstance(one, Mapping) and isinstance(other, Mapping):

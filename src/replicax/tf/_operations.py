@@ -9,16 +9,19 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from replicax._base.errors import InvalidArgumentError, InvalidOperandError
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._values import PerReplica
 from replicax._variables.variable import Variable
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _LIBRARIES = {"jax", "jaxlib", "numpy", "opt_einsum"}
 
 
@@ -29,7 +32,8 @@ def operations(names: dict[str, Any]) -> None:
         for name, value in names.items()
         if not name.startswith("_") and isinstance(value, types.FunctionType) and value.__module__ == names["__name__"]
     }
-    made: dict[Any, Any] = {}  # one for each function, since a function may have several names
+    # One for each function, since a function may have several names.
+    made: dict[types.FunctionType, Callable[..., Any]] = {}
     for name, function in functions.items():
         if function not in made:
             made[function] = operation(function, name)
@@ -94,7 +98,7 @@ def _is_complaint(error: Exception) -> bool:
     return frame is not None and frame.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES
 
 
-def fitting(compute: Callable[..., Any], text: Callable[..., str | None]) -> Callable[..., Any]:
+def fitting(compute: Callable[_P, _R], text: Callable[..., str | None]) -> Callable[_P, _R]:
     """Wraps a function of tensors so that it raises `InvalidArgumentError` with TensorFlow's text for wrong shapes.
 
     Args:
@@ -103,7 +107,7 @@ def fitting(compute: Callable[..., Any], text: Callable[..., str | None]) -> Cal
     """
 
     @functools.wraps(compute)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return compute(*args, **kwargs)
         except (TypeError, ValueError) as error:
@@ -118,11 +122,11 @@ def fitting(compute: Callable[..., Any], text: Callable[..., str | None]) -> Cal
 # TensorFlow's messages.
 
 
-def _dims(x: Any) -> str:
+def _dims(x: ArrayLike) -> str:
     return "[" + ",".join(map(str, np.shape(x))) + "]"
 
 
-def of_broadcast(x: Any, y: Any) -> str | None:
+def of_broadcast(x: ArrayLike, y: ArrayLike) -> str | None:
     """Returns an error message for two operands that cannot be broadcast, or None."""
     try:
         np.broadcast_shapes(np.shape(x), np.shape(y))
@@ -131,14 +135,14 @@ def of_broadcast(x: Any, y: Any) -> str | None:
     return None
 
 
-def of_matmul(a: Any, b: Any, **_: Any) -> str | None:
+def of_matmul(a: ArrayLike, b: ArrayLike, **_: object) -> str | None:
     """Returns an error message for matrices, or stacks of matrices, that cannot be multiplied, or None."""
     if min(np.ndim(a), np.ndim(b)) == 0 or np.shape(a)[-1] != np.shape(b)[max(np.ndim(b) - 2, 0)]:
         return f"Matrix size-incompatible: In[0]: {_dims(a)}, In[1]: {_dims(b)}"
     return None
 
 
-def of_reshape(tensor: Any, shape: tuple[int, ...]) -> str | None:
+def of_reshape(tensor: ArrayLike, shape: tuple[int, ...]) -> str | None:
     """Returns an error message for a shape to which a tensor cannot be reshaped, or None."""
     size, count = int(np.prod(np.shape(tensor))), int(np.prod([n for n in shape if n != -1]))
     said = f"Input to reshape is a tensor with {size} values, but the requested shape"
@@ -147,7 +151,7 @@ def of_reshape(tensor: Any, shape: tuple[int, ...]) -> str | None:
     return f"{said} has {count}" if -1 not in shape and size != count else None
 
 
-def of_concat(values: list[Any], axis: int) -> str | None:
+def of_concat(values: list[ArrayLike], axis: int) -> str | None:
     """Returns an error message for tensors that cannot be concatenated, or None."""
     first, rank = values[0], np.ndim(values[0])
     for i, other in enumerate(values):
@@ -162,7 +166,7 @@ def of_concat(values: list[Any], axis: int) -> str | None:
     return None
 
 
-def of_stack(values: list[Any], axis: int) -> str | None:
+def of_stack(values: list[ArrayLike], axis: int) -> str | None:
     """Returns an error message for tensors that cannot be stacked, or None."""
     for i, other in enumerate(values):
         if np.shape(other) != np.shape(values[0]):
@@ -171,7 +175,7 @@ def of_stack(values: list[Any], axis: int) -> str | None:
     return None
 
 
-def of_squeeze(tensor: Any, axis: Any) -> str | None:
+def of_squeeze(tensor: ArrayLike, axis: int | tuple[int, ...] | None) -> str | None:
     """Returns an error message for axes that cannot be squeezed, or None."""
     shape, rank = np.shape(tensor), np.ndim(tensor)
     for i in np.atleast_1d(() if axis is None else axis):
@@ -182,11 +186,11 @@ def of_squeeze(tensor: Any, axis: Any) -> str | None:
     return None
 
 
-def of_expand_dims(tensor: Any, axis: Any) -> str | None:
+def of_expand_dims(tensor: ArrayLike, axis: int | tuple[int, ...] | None) -> str | None:
     """Returns an error message for an axis that cannot be inserted, or None."""
     return f"Tried to expand dim index {axis} for tensor with {np.ndim(tensor)} dimensions."
 
 
-def of_broadcast_to(tensor: Any, shape: tuple[int, ...]) -> str | None:
+def of_broadcast_to(tensor: ArrayLike, shape: tuple[int, ...]) -> str | None:
     """Returns an error message for a shape to which a tensor cannot be broadcast, or None."""
     return f"Incompatible shapes: {_dims(tensor)} vs. [{','.join(map(str, shape))}]"

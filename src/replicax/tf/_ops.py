@@ -67,12 +67,12 @@ def convert_to_tensor(
         if array.dtype.kind == "O" and not all(isinstance(x, (str, bytes)) for x in array.flat):
             found = next(x for x in array.flat if not isinstance(x, (str, bytes)))
             raise ValueError(f"A tensor is made of numbers or strings, got {received(found)}.")
-        return _strings(np.vectorize(lambda x: x.encode() if isinstance(x, str) else x, otypes=[object])(array))
+        return string_tensor(np.vectorize(lambda x: x.encode() if isinstance(x, str) else x, otypes=[object])(array))
     if dtype is None and dtype_hint is not None and not hasattr(value, "dtype"):
         with contextlib.suppress(TypeError):
             return convert_to_tensor(value, dtype_hint)
     if dtype is not None and as_dtype(dtype) == np.dtype(object) and not array.size:
-        return _strings(array.astype(object))
+        return string_tensor(array.astype(object))
     if dtype is not None:
         array = _checked(array, as_dtype(dtype), value).astype(as_dtype(dtype))
     elif not isinstance(value, (np.ndarray, np.generic)):
@@ -80,7 +80,7 @@ def convert_to_tensor(
     return as_array(array)
 
 
-def _strings(array: np.ndarray) -> Any:
+def string_tensor(array: np.ndarray) -> Any:
     """Returns a tensor of strings: a NumPy array, which operations take as they take JAX's."""
     return as_strings(array)
 

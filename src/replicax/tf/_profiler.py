@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import os
 
 import jax
 
@@ -12,7 +12,7 @@ from replicax._base.profiling import profile
 _started: list[profile] = []
 
 
-def start(logdir: Any, options: Any = None) -> None:
+def start(logdir: str | os.PathLike[str], options: object = None) -> None:
     """Begins a profile, which TensorBoard and Perfetto show."""
     _started.append(profile(logdir).__enter__())
 
@@ -24,16 +24,16 @@ def stop(save: bool = True) -> None:
     _started.pop().__exit__()
 
 
-def Profile(logdir: Any, options: Any = None) -> profile:
+def Profile(logdir: str | os.PathLike[str], options: object = None) -> profile:
     """Returns a context that is profiled."""
     return profile(logdir)
 
 
-def Trace(name: str, **kwargs: Any) -> contextlib.AbstractContextManager[Any]:
+def Trace(name: str, **kwargs: object) -> contextlib.AbstractContextManager[object]:
     """Returns a context that the profile shows under a name; with `step_num` as a training step."""
     if "step_num" in kwargs:
         return jax.profiler.StepTraceAnnotation(name, **kwargs)
     return jax.profiler.TraceAnnotation(name, **kwargs)
 
 
-PROFILER: dict[str, Any] = {"Profile": Profile, "Trace": Trace, "start": start, "stop": stop}
+PROFILER: dict[str, object] = {"Profile": Profile, "Trace": Trace, "start": start, "stop": stop}

@@ -9,8 +9,8 @@ import builtins
 import contextlib
 import re
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TextIO, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,65 +19,75 @@ import numpy as np
 from replicax._base import nest
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
+from replicax._base.types import Leaf, Tree
 from replicax._data.elements import as_strings
 from replicax._data.ragged import RaggedTensor
 from replicax._tracing import frames, step_failures
 from replicax._variables.variable import Variable
 from replicax.tf._ops import as_array, as_axis, convert_to_tensor, known
+from replicax.tf._types import DTypeLike, TensorLike
+
+_Parts: TypeAlias = "np.ndarray | RaggedTensor"
 
 
-def _strings(value: Any) -> np.ndarray:
+def _strings(value: TensorLike) -> np.ndarray:
     array = np.asarray(known(value, "A tensor of strings", "Use it outside of compiled code."), object)
     return np.vectorize(lambda x: x if isinstance(x, bytes) else str(x).encode(), otypes=[object])(array)
 
 
-def _each(compute: Callable[..., Any], *arrays: Any, dtype: Any = object) -> Any:
+def _each(compute: Callable[..., Any], *arrays: np.ndarray, dtype: DTypeLike = object) -> Any:
     result = np.vectorize(compute, otypes=[dtype])(*arrays)
     return as_strings(np.asarray(result, dtype)) if dtype is object else convert_to_tensor(np.asarray(result, dtype))
 
 
-def lower(input: Any, encoding: str = "", name: str | None = None) -> Any:
+def lower(input: TensorLike, encoding: str = "", name: str | None = None) -> np.ndarray:
     """Converts to lower case; with the encoding "utf-8" for all letters, else for ASCII."""
     return _each(lambda x: x.decode().lower().encode() if encoding else x.lower(), _strings(input))
 
 
-def upper(input: Any, encoding: str = "", name: str | None = None) -> Any:
+def upper(input: TensorLike, encoding: str = "", name: str | None = None) -> np.ndarray:
     """Converts to upper case; with the encoding "utf-8" for all letters, else for ASCII."""
     return _each(lambda x: x.decode().upper().encode() if encoding else x.upper(), _strings(input))
 
 
-def strip(input: Any, name: str | None = None) -> Any:
+def strip(input: TensorLike, name: str | None = None) -> np.ndarray:
     """Removes white space at both ends."""
     return _each(bytes.strip, _strings(input))
 
 
-def length(input: Any, unit: str = "BYTE", name: str | None = None) -> Any:
+def length(input: TensorLike, unit: str = "BYTE", name: str | None = None) -> jax.Array:
     """Counts bytes or, with the unit "UTF8_CHAR", characters; int32."""
     return _each(lambda x: len(x if unit == "BYTE" else x.decode()), _strings(input), dtype=np.int32)
 
 
-def join(inputs: Any, separator: str = "", name: str | None = None) -> Any:
+def join(inputs: Iterable[TensorLike], separator: str = "", name: str | None = None) -> np.ndarray:
     """Joins the strings at the same index of several tensors."""
     arrays = np.broadcast_arrays(*(_strings(x) for x in inputs))
     return _each(lambda *parts: separator.encode().join(parts), *arrays)
 
 
 def reduce_join(
-    inputs: Any, axis: Any = None, keepdims: bool = False, separator: str = "", name: str | None = None
-) -> Any:
+    inputs: TensorLike,
+    axis: TensorLike = None,
+    keepdims: bool = False,
+    separator: str = "",
+    name: str | None = None,
+) -> np.ndarray:
     """Joins the strings along an axis, by default of the whole tensor."""
-    array, axis = _strings(inputs), as_axis(axis)
-    if axis is None:
+    array, along = _strings(inputs), as_axis(axis)
+    if along is None:
         whole = np.array(separator.encode().join(array.reshape(-1)), object)
         return as_strings(whole.reshape((1,) * array.ndim) if keepdims else whole)
-    rows = np.moveaxis(array, axis, -1)
+    rows = np.moveaxis(array, along, -1)
     joined = np.empty(rows.shape[:-1], object)
     for place in np.ndindex(joined.shape):
         joined[place] = separator.encode().join(rows[place])
-    return as_strings(np.expand_dims(joined, axis) if keepdims else joined)
+    return as_strings(np.expand_dims(joined, along) if keepdims else joined)
 
 
-def substr(input: Any, pos: Any, len: Any, unit: str = "BYTE", name: str | None = None) -> Any:
+def substr(
+    input: TensorLike, pos: TensorLike, len: TensorLike, unit: str = "BYTE", name: str | None = None
+) -> np.ndarray:
     """Returns `len` bytes or, with the unit "UTF8_CHAR", characters, starting at `pos`."""
 
     def cut(x: bytes, start: int, count: int) -> bytes:
@@ -91,7 +101,7 @@ def substr(input: Any, pos: Any, len: Any, unit: str = "BYTE", name: str | None 
     return _each(cut, _strings(input), np.asarray(pos), np.asarray(len))
 
 
-def _parts(strings: Any, cut: Callable[[bytes], list[bytes]]) -> Any:
+def _parts(strings: np.ndarray, cut: Callable[[Any], list[bytes]]) -> Any:
     """Splits strings with `cut`: one string to a vector, several strings to a RaggedTensor."""
     if not strings.ndim:
         found = cut(strings[()])
@@ -106,18 +116,20 @@ def _parts(strings: Any, cut: Callable[[bytes], list[bytes]]) -> Any:
     return jax.tree.map(lambda x: as_strings(x) if x.dtype == object else as_array(x), whole)
 
 
-def split(input: Any, sep: Any = None, maxsplit: int = -1, name: str | None = None) -> Any:
+def split(input: TensorLike, sep: TensorLike = None, maxsplit: int = -1, name: str | None = None) -> _Parts:
     """Splits at white space, or at `sep`: one string to a vector, several strings to a RaggedTensor."""
     separator: Any = None if sep is None else _strings(sep)[()] or None
     return _parts(_strings(input), lambda x: x.split(separator, maxsplit))
 
 
-def bytes_split(input: Any, name: str | None = None) -> Any:
+def bytes_split(input: TensorLike, name: str | None = None) -> _Parts:
     """Splits into single bytes: one string to a vector, several strings to a RaggedTensor."""
     return _parts(_strings(input), lambda x: [x[i : i + 1] for i in builtins.range(builtins.len(x))])
 
 
-def regex_replace(input: Any, pattern: str, rewrite: str, replace_global: bool = True, name: str | None = None) -> Any:
+def regex_replace(
+    input: TensorLike, pattern: str, rewrite: str, replace_global: bool = True, name: str | None = None
+) -> np.ndarray:
     """Replaces all matches of a pattern, or the first one."""
     found = re.compile(pattern.encode())
     pieces = re.split(rb"\\([0-9\\])", rewrite.encode())  # every second part is a group's number or a backslash
@@ -129,17 +141,17 @@ def regex_replace(input: Any, pattern: str, rewrite: str, replace_global: bool =
     return _each(lambda x: found.sub(rewritten, x, count=0 if replace_global else 1), _strings(input))
 
 
-def regex_full_match(input: Any, pattern: str, name: str | None = None) -> Any:
+def regex_full_match(input: TensorLike, pattern: str, name: str | None = None) -> jax.Array:
     """Returns whether the whole string matches a pattern."""
     found = re.compile(pattern.encode())
     return _each(lambda x: found.fullmatch(x) is not None, _strings(input), dtype=np.bool_)
 
 
-def to_number(input: Any, out_type: Any = np.float32, name: str | None = None) -> Any:
+def to_number(input: TensorLike, out_type: DTypeLike = np.float32, name: str | None = None) -> jax.Array:
     """Converts strings to numbers; raises `InvalidArgumentError` for a string that is not a number."""
     dtype = np.dtype(as_dtype(out_type))
 
-    def number(x: bytes) -> Any:
+    def number(x: bytes) -> int | float:
         try:
             if b"_" in x:  # Python accepts these
                 raise ValueError
@@ -151,14 +163,14 @@ def to_number(input: Any, out_type: Any = np.float32, name: str | None = None) -
 
 
 def as_string(
-    input: Any,
+    input: TensorLike,
     precision: int = -1,
     scientific: bool = False,
     shortest: bool = False,
     width: int = -1,
     fill: str = "",
     name: str | None = None,
-) -> Any:
+) -> np.ndarray:
     """Converts numbers to strings: floats with six digits after the point unless `precision` is given."""
     array = known(convert_to_tensor(input), "A number that becomes text", "Use tf.print in compiled code.")
 
@@ -198,7 +210,7 @@ def _element(x: Any) -> str:
     return text if x.dtype.type(float(text)) == x else f"{float(x):.{all_of_them}g}"
 
 
-def _shown(tensor: Any, summarize: int) -> _Text:
+def _shown(tensor: TensorLike, summarize: int) -> _Text:
     array = np.asarray(tensor)
     if not array.ndim:
         return _Text(_element(array[()]))
@@ -209,7 +221,7 @@ def _shown(tensor: Any, summarize: int) -> _Text:
     return _Text(shown)
 
 
-def _in_order(value: Any) -> Any:
+def _in_order(value: Tree) -> Tree:
     """Returns the structure with dicts sorted by key."""
     if type(value) is dict:
         with contextlib.suppress(TypeError):
@@ -219,7 +231,12 @@ def _in_order(value: Any) -> Any:
 
 
 def print(
-    *inputs: Any, output_stream: Any = None, summarize: int = 3, sep: str = " ", end: str = "\n", name: Any = None
+    *inputs: Tree,
+    output_stream: TextIO | None = None,
+    summarize: int = 3,
+    sep: str = " ",
+    end: str = "\n",
+    name: str | None = None,
 ):
     """Prints when the program runs, in compiled code too; by default to the standard error stream.
 
@@ -232,20 +249,20 @@ def print(
         name: accepted for compatibility.
     """
 
-    def is_tensor(x: Any) -> bool:
+    def is_tensor(x: object) -> bool:
         return isinstance(x, (jax.Array, np.ndarray, bytes))
 
-    def value(x: Any) -> Any:  # of a variable, Keras's included
+    def value(x: Leaf) -> Leaf:  # of a variable, Keras's included
         return convert_to_tensor(x) if isinstance(x, Variable) or hasattr(type(x), "__jax_array__") else x
 
     values = [nest.map_structure(value, x) for x in inputs]
     values = [_in_order(value) for value in values]
     arrays = [x for x in nest.leaves(values) if isinstance(x, jax.Array)]
 
-    def show(*concrete: Any) -> None:
+    def show(*concrete: jax.Array) -> None:
         rest = iter(concrete)
 
-        def text(x: Any) -> Any:
+        def text(x: Leaf) -> Leaf:
             return _shown(next(rest) if isinstance(x, jax.Array) else x, summarize) if is_tensor(x) else x
 
         texts = [str(nest.map_structure(text, value)) for value in values]

@@ -6,9 +6,10 @@ In a traced function a summary is written when the program runs. If there are se
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +20,19 @@ from replicax._tracing import context, step_failures
 from replicax._variables import creators
 from replicax._variables.variable import Variable
 from replicax.tf._ops import convert_to_tensor
+from replicax.tf._types import TensorLike
+
+_Condition: TypeAlias = "TensorLike | Callable[[], TensorLike]"
+# Called with tensorboardX's writer, the tag, the value and the step.
+_Write: TypeAlias = Callable[[Any, str, np.ndarray, int], None]
 
 
 class _State:
     """The current writer, step and condition of the process (not of a thread, since eager replicas are threads)."""
 
-    writer: Any = None
-    step: Any = None
-    condition: Any = True
+    writer: SummaryWriter | None = None
+    step: TensorLike = None
+    condition: _Condition = True
 
 
 _state = _State()
@@ -35,7 +41,7 @@ _state = _State()
 class SummaryWriter:
     """Writes summaries to a folder. Make one with `create_file_writer`."""
 
-    def __init__(self, logdir: str | None, **options: Any):
+    def __init__(self, logdir: str | None, **options: int | float | str):
         self._logdir, self._options = logdir, options
         self._writer: Any = None
         self._lock = threading.Lock()
@@ -58,7 +64,7 @@ class SummaryWriter:
                 write(events)
 
     @contextlib.contextmanager
-    def as_default(self, step: Any = None) -> Iterator[SummaryWriter]:
+    def as_default(self, step: TensorLike = None) -> Iterator[SummaryWriter]:
         """Returns a context in which this is the current writer, with this default step."""
         before = _state.writer, _state.step
         _state.writer = self
@@ -70,7 +76,7 @@ class SummaryWriter:
             self.flush()
             _state.writer, _state.step = before
 
-    def set_as_default(self, step: Any = None) -> None:
+    def set_as_default(self, step: TensorLike = None) -> None:
         """Makes this the current writer from now on."""
         _state.writer = self
         if step is not None:
@@ -96,13 +102,13 @@ class SummaryWriter:
 
 
 def create_file_writer(
-    logdir: Any,
-    max_queue: Any = None,
-    flush_millis: Any = None,
-    filename_suffix: Any = None,
+    logdir: str | os.PathLike[str],
+    max_queue: int | None = None,
+    flush_millis: float | None = None,
+    filename_suffix: str | None = None,
     name: str | None = None,
     experimental_trackable: bool = False,
-    experimental_mesh: Any = None,
+    experimental_mesh: object = None,
 ) -> SummaryWriter:
     """Returns a writer for an event file in a folder.
 
@@ -131,7 +137,7 @@ def flush(writer: SummaryWriter | None = None, name: str | None = None) -> None:
 
 
 @contextlib.contextmanager
-def record_if(condition: Any) -> Iterator[None]:
+def record_if(condition: _Condition) -> Iterator[None]:
     """Returns a context in which summaries are written if a condition is true: a bool, a tensor, or a function without
     arguments.
     """
@@ -143,34 +149,34 @@ def record_if(condition: Any) -> Iterator[None]:
         _state.condition = before
 
 
-def _condition() -> Any:
+def _condition() -> jax.Array | bool:
     condition = _state.condition() if callable(_state.condition) else _state.condition
     return convert_to_tensor(condition) if isinstance(condition, (jax.Array, Variable)) else bool(condition)
 
 
-def should_record_summaries() -> Any:
+def should_record_summaries() -> jax.Array | bool:
     """Returns whether a summary would be written now."""
     return _condition() if _state.writer is not None else False
 
 
-def get_step() -> Any:
+def get_step() -> TensorLike:
     """Returns the default step, or None."""
     return _state.step
 
 
-def set_step(step: Any) -> None:
+def set_step(step: TensorLike) -> None:
     """Sets the default step. In a traced function a Python number stays what it was then: use a variable."""
     _state.step = step
 
 
 @contextlib.contextmanager
-def summary_scope(name: str, default_name: str = "summary", values: Any = None) -> Iterator[tuple[str, str]]:
+def summary_scope(name: str, default_name: str = "summary", values: object = None) -> Iterator[tuple[str, str]]:
     """Returns a context `(tag, scope)` that prefixes the names of summaries with `name/`."""
     with creators.name_scope(name or default_name) as scope:
         yield scope.rstrip("/"), scope
 
 
-def _record(name: str, data: Any, step: Any, write: Callable[[Any, str, Any, int], None]) -> Any:
+def _record(name: str, data: TensorLike, step: TensorLike, write: _Write) -> jax.Array | bool:
     """Calls `write(events, tag, data, step)` now or, in a traced function, when the program runs."""
     step = _state.step if step is None else step
     writer = _state.writer
@@ -188,7 +194,7 @@ def _record(name: str, data: Any, step: Any, write: Callable[[Any, str, Any, int
     data = convert_to_tensor(data)
     operands = [convert_to_tensor(condition), data, convert_to_tensor(step)]
 
-    def record(condition: Any, data: Any, step: Any) -> None:
+    def record(condition: jax.Array, data: jax.Array, step: jax.Array) -> None:
         if bool(condition):
             writer._write(lambda events: write(events, tag, np.asarray(data), int(step)))
 
@@ -200,7 +206,7 @@ def _record(name: str, data: Any, step: Any, write: Callable[[Any, str, Any, int
     return bool(operands[0])
 
 
-def scalar(name: str, data: Any, step: Any = None, description: str | None = None) -> Any:
+def scalar(name: str, data: TensorLike, step: TensorLike = None, description: str | None = None) -> jax.Array | bool:
     """Writes a number; returns whether it was written. Raises `ValueError` without a step, or for a non-scalar."""
     if convert_to_tensor(data).ndim:
         raise ValueError(
@@ -210,23 +216,25 @@ def scalar(name: str, data: Any, step: Any = None, description: str | None = Non
 
 
 def histogram(
-    name: str, data: Any, step: Any = None, buckets: int | None = None, description: str | None = None
-) -> Any:
+    name: str, data: TensorLike, step: TensorLike = None, buckets: int | None = None, description: str | None = None
+) -> jax.Array | bool:
     """Writes a histogram of the elements of a tensor, with 30 buckets by default."""
 
-    def write(events: Any, tag: str, x: Any, at: int) -> None:
+    def write(events: Any, tag: str, x: np.ndarray, at: int) -> None:
         events.add_histogram(tag, x.astype(np.float64).reshape(-1), at, bins=30 if buckets is None else buckets)
 
     return _record(name, data, step, write)
 
 
-def image(name: str, data: Any, step: Any = None, max_outputs: int = 3, description: str | None = None) -> Any:
+def image(
+    name: str, data: TensorLike, step: TensorLike = None, max_outputs: int = 3, description: str | None = None
+) -> jax.Array | bool:
     """Writes the first images of `[n, height, width, channels]`: floats from 0 to 1, or uint8."""
     shape = convert_to_tensor(data).shape
     if len(shape) != 4:
         raise ValueError(f"tf.summary.image takes [n, height, width, channels], got shape {tuple(shape)} for {name!r}.")
 
-    def write(events: Any, tag: str, x: Any, at: int) -> None:
+    def write(events: Any, tag: str, x: np.ndarray, at: int) -> None:
         x = x if x.dtype == np.uint8 else np.clip(x.astype(np.float32), 0, 1)
         for i, picture in enumerate(x[:max_outputs]):
             picture = np.repeat(picture, 3, -1) if picture.shape[-1] == 1 else picture
@@ -237,7 +245,7 @@ def image(name: str, data: Any, step: Any = None, max_outputs: int = 3, descript
     return _record(name, data, step, write)
 
 
-def text(name: str, data: Any, step: Any = None, description: str | None = None) -> Any:
+def text(name: str, data: TensorLike, step: TensorLike = None, description: str | None = None) -> jax.Array | bool:
     """Writes text, which is known outside of compiled code: a string or a tensor of strings."""
     flat = np.asarray(convert_to_tensor(data), object).reshape(-1)
     joined = "\n\n".join(x.decode() if isinstance(x, bytes) else str(x) for x in flat)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Iterable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,10 @@ from replicax._base.errors import InvalidArgumentError, OutOfRangeError
 from replicax._base.specs import TensorShape, as_dtype
 from replicax._tracing import frames
 from replicax.tf._ops import as_int, convert_to_tensor, is_known, known
+from replicax.tf._types import DTypeLike, TensorLike
 
+# What a program knows of an array: the dtype, whether it grows, and the size.
+_Known: TypeAlias = tuple[np.dtype, bool, int]
 _BOUND = "Pass its size, or its largest possible size, as `size=`."
 
 
@@ -51,15 +55,15 @@ class TensorArray:
 
     def __init__(
         self,
-        dtype: Any,
-        size: Any = None,
+        dtype: DTypeLike,
+        size: TensorLike = None,
         dynamic_size: bool | None = None,
         clear_after_read: bool | None = None,
         tensor_array_name: str | None = None,
-        handle: Any = None,
-        flow: Any = None,
+        handle: object = None,
+        flow: object = None,
         infer_shape: bool = True,
-        element_shape: Any = None,
+        element_shape: Iterable[int | None] | int | None = None,
         colocate_with_first_write_call: bool = True,
         name: str | None = None,
     ):
@@ -71,29 +75,29 @@ class TensorArray:
         self._dtype, self._dynamic = as_dtype(dtype), bool(dynamic_size)
         self._size = 0 if size is None else as_int(size, "The size of a TensorArray")
         # The stacked tensors, padded with zeros to avoid a program for each size; None before the first shape is known.
-        self._tensors: Any = None
+        self._tensors: jax.Array | None = None
         shape = None if element_shape is None else TensorShape(element_shape)
         if shape is not None and shape.is_fully_defined():
             self._tensors = jnp.zeros((self._size, *shape), self._dtype)
 
-    def tree_flatten(self) -> tuple[tuple[Any], Any]:
+    def tree_flatten(self) -> tuple[tuple[jax.Array | None], _Known]:
         return (self._tensors,), (self._dtype, self._dynamic, self._size)
 
     @classmethod
-    def tree_unflatten(cls, known: Any, children: Any) -> TensorArray:
+    def tree_unflatten(cls, known: _Known, children: tuple[jax.Array | None]) -> TensorArray:
         array = object.__new__(cls)
         array._dtype, array._dynamic, array._size = known
         (array._tensors,) = children
         return array
 
-    def _with(self, tensors: Any, size: int) -> TensorArray:
+    def _with(self, tensors: jax.Array, size: int) -> TensorArray:
         """Returns this array with other tensors. Outside of compiled code it is the same object, as in TensorFlow."""
         array = copy.copy(self) if frames.is_tracing() else self
         array._tensors, array._size = tensors, size
         return array
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         """The dtype of the tensors."""
         return self._dtype
 
@@ -107,7 +111,7 @@ class TensorArray:
         """The shape of the tensors."""
         return TensorShape(None if self._tensors is None else self._tensors.shape[1:])
 
-    def size(self, name: str | None = None) -> Any:
+    def size(self, name: str | None = None) -> jax.Array:
         """Returns the number of tensors."""
         return convert_to_tensor(self._size)
 
@@ -118,7 +122,7 @@ class TensorArray:
     def close(self, name: str | None = None) -> None:
         """Does nothing."""
 
-    def _room_for(self, index: Any) -> None:
+    def _room_for(self, index: TensorLike) -> None:
         """Grows the array for a tensor at this index; raises `OutOfRangeError` if it cannot grow."""
         if not self._dynamic and not is_known(index):
             return
@@ -129,7 +133,7 @@ class TensorArray:
                 "larger `size`, or dynamic_size=True."
             )
 
-    def write(self, index: Any, value: Any, name: str | None = None) -> TensorArray:
+    def write(self, index: TensorLike, value: TensorLike, name: str | None = None) -> TensorArray:
         """Returns the array with `value` at this index."""
         index, value = convert_to_tensor(index), convert_to_tensor(value, dtype_hint=self._dtype)
         self._room_for(index)
@@ -141,7 +145,7 @@ class TensorArray:
             tensors = jnp.concatenate([tensors, jnp.zeros((more, *tensors.shape[1:]), tensors.dtype)])
         return self._with(tensors.at[index].set(value), size)
 
-    def _stacked_like(self, value: Any) -> Any:
+    def _stacked_like(self, value: jax.Array) -> jax.Array:
         """Returns the stacked tensors, with the shape of `value`."""
         if value.dtype != self._dtype:
             raise InvalidArgumentError(
@@ -155,7 +159,7 @@ class TensorArray:
             )
         return self._tensors
 
-    def _written(self) -> Any:
+    def _written(self) -> jax.Array:
         if self._tensors is None:
             raise InvalidArgumentError(
                 f"Nothing has been written to this TensorArray of {self._size} tensors, so that their shape is not "
@@ -163,32 +167,32 @@ class TensorArray:
             )
         return self._tensors if len(self._tensors) == self._size else self._tensors[: self._size]
 
-    def read(self, index: Any, name: str | None = None) -> Any:
+    def read(self, index: TensorLike, name: str | None = None) -> jax.Array:
         """Returns the tensor at this index."""
         if is_known(index) and not 0 <= (number := as_int(index, "The place")) < self._size:
             raise OutOfRangeError(f"Tried to read from index {number} but array size is: {self._size}.")
         return self._written()[convert_to_tensor(index)]
 
-    def stack(self, name: str | None = None) -> Any:
+    def stack(self, name: str | None = None) -> jax.Array:
         """Stacks all tensors along a new first axis."""
         return self._written()
 
-    def concat(self, name: str | None = None) -> Any:
+    def concat(self, name: str | None = None) -> jax.Array:
         """Concatenates all tensors along their first axis."""
         tensors = self._written()
         if tensors.ndim < 2:
             raise ValueError("Scalars cannot be concatenated along their first axis: use `stack`.")
         return tensors.reshape(-1, *tensors.shape[2:])
 
-    def gather(self, indices: Any, name: str | None = None) -> Any:
+    def gather(self, indices: TensorLike, name: str | None = None) -> jax.Array:
         """Stacks the tensors at some indices along a new first axis."""
         return self._written()[convert_to_tensor(indices)]
 
-    def unstack(self, value: Any, name: str | None = None) -> TensorArray:
+    def unstack(self, value: TensorLike, name: str | None = None) -> TensorArray:
         """Returns the array with the slices of `value` along its first axis."""
         return self.scatter(np.arange(len(convert_to_tensor(value))), value)
 
-    def scatter(self, indices: Any, value: Any, name: str | None = None) -> TensorArray:
+    def scatter(self, indices: TensorLike, value: TensorLike, name: str | None = None) -> TensorArray:
         """Returns the array with the slices of `value` at some indices."""
         array = self
         for index, part in zip(
@@ -197,12 +201,12 @@ class TensorArray:
             array = array.write(index, part)
         return array
 
-    def split(self, value: Any, lengths: Any, name: str | None = None) -> TensorArray:
+    def split(self, value: TensorLike, lengths: TensorLike, name: str | None = None) -> TensorArray:
         """Returns the array with `value` split along its first axis into parts of these lengths, which must be
         equal.
         """
-        lengths = known(lengths, "The lengths of pieces", _BOUND)
-        if len({*lengths.tolist()}) > 1:
-            raise ValueError(f"The tensors of a TensorArray have one shape, got parts of lengths {lengths.tolist()}.")
+        counts = known(lengths, "The lengths of pieces", _BOUND)
+        if len({*counts.tolist()}) > 1:
+            raise ValueError(f"The tensors of a TensorArray have one shape, got parts of lengths {counts.tolist()}.")
         value = convert_to_tensor(value)
-        return self.unstack(value.reshape(len(lengths), -1, *value.shape[1:]))
+        return self.unstack(value.reshape(len(counts), -1, *value.shape[1:]))
