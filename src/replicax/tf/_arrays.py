@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Iterable, Sequence
+from types import EllipsisType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.indexed_slices import IndexedSlices
@@ -30,39 +33,48 @@ from replicax.tf._ops import (
     of_dtype,
     static,
 )
+from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
 
 # Creating tensors.
 
 
-def zeros(shape: Any, dtype: Any = np.float32, name: str | None = None, layout: Any = None) -> Any:
+def zeros(shape: ShapeLike, dtype: DTypeLike = np.float32, name: str | None = None, layout: object = None) -> jax.Array:
     """Returns zeros."""
     return jnp.zeros(as_new_shape(shape), as_dtype(dtype))
 
 
-def ones(shape: Any, dtype: Any = np.float32, name: str | None = None, layout: Any = None) -> Any:
+def ones(shape: ShapeLike, dtype: DTypeLike = np.float32, name: str | None = None, layout: object = None) -> jax.Array:
     """Returns ones."""
     return jnp.ones(as_new_shape(shape), as_dtype(dtype))
 
 
-def zeros_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> Any:
+def zeros_like(
+    input: TensorLike, dtype: DTypeLike | None = None, name: str | None = None, layout: object = None
+) -> jax.Array:
     """Returns zeros of the same shape, and of the same dtype by default."""
     return jnp.zeros_like(convert_to_tensor(input), None if dtype is None else as_dtype(dtype))
 
 
-def ones_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> Any:
+def ones_like(
+    input: TensorLike, dtype: DTypeLike | None = None, name: str | None = None, layout: object = None
+) -> jax.Array:
     """Returns ones of the same shape, and of the same dtype by default."""
     return jnp.ones_like(convert_to_tensor(input), None if dtype is None else as_dtype(dtype))
 
 
-def fill(dims: Any, value: Any, name: str | None = None, layout: Any = None) -> Any:
+def fill(dims: ShapeLike, value: TensorLike, name: str | None = None, layout: object = None) -> jax.Array | np.ndarray:
     """Returns a tensor filled with one value."""
     tensor = convert_to_tensor(value)
     return (np if tensor.dtype == np.dtype(object) else jnp).broadcast_to(tensor, as_new_shape(dims))
 
 
 def eye(
-    num_rows: Any, num_columns: Any = None, batch_shape: Any = None, dtype: Any = np.float32, name: str | None = None
-) -> Any:
+    num_rows: TensorLike,
+    num_columns: TensorLike | None = None,
+    batch_shape: ShapeLike | None = None,
+    dtype: DTypeLike = np.float32,
+    name: str | None = None,
+) -> jax.Array:
     """Returns identity matrices, `[*batch_shape, num_rows, num_columns]`."""
     rows = as_int(num_rows, "num_rows")
     columns = rows if num_columns is None else as_int(num_columns, "num_columns")
@@ -70,7 +82,13 @@ def eye(
     return matrix if batch_shape is None else jnp.broadcast_to(matrix, (*as_shape(batch_shape), rows, columns))
 
 
-def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str = "range") -> Any:
+def range(
+    start: ArrayLike,
+    limit: ArrayLike | None = None,
+    delta: ArrayLike = 1,
+    dtype: DTypeLike | None = None,
+    name: str = "range",
+) -> jax.Array | traced_block.DynamicRange:
     """Returns the numbers from `start` up to, not including, `limit`; int32 or float32 unless an argument is a tensor.
 
     In code that AutoGraph converts, `for i in range(n)` may have a tracer as `n`.
@@ -92,28 +110,28 @@ def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name
     return as_array(np.arange(*(v.item() for v in values)).astype(as_dtype(dtype)))
 
 
-def linspace(start: Any, stop: Any, num: Any, name: str | None = None, axis: int = 0) -> Any:
+def linspace(start: TensorLike, stop: TensorLike, num: TensorLike, name: str | None = None, axis: int = 0) -> jax.Array:
     """Returns `num` numbers from `start` to `stop`, both included, along a new axis; float64 for integers."""
-    start = convert_to_tensor(start)
-    start = start.astype(np.float64) if jnp.issubdtype(start.dtype, jnp.integer) else start
-    stop = of_dtype(convert_to_tensor(stop) if is_tensor(stop) else stop, start.dtype)
-    return jnp.linspace(start, stop, as_int(num, "num"), axis=axis, dtype=start.dtype)
+    first = convert_to_tensor(start)
+    first = first.astype(np.float64) if jnp.issubdtype(first.dtype, jnp.integer) else first
+    last = of_dtype(convert_to_tensor(stop) if is_tensor(stop) else stop, first.dtype)
+    return jnp.linspace(first, last, as_int(num, "num"), axis=axis, dtype=first.dtype)
 
 
-def meshgrid(*args: Any, indexing: str = "xy", name: str | None = None) -> list[Any]:
+def meshgrid(*args: TensorLike, indexing: str = "xy", name: str | None = None) -> list[jax.Array]:
     """Returns the coordinates of a grid, one tensor for each axis."""
     return list(jnp.meshgrid(*(convert_to_tensor(x).reshape(-1) for x in args), indexing=indexing))
 
 
 def one_hot(
-    indices: Any,
-    depth: Any,
-    on_value: Any = None,
-    off_value: Any = None,
+    indices: TensorLike,
+    depth: TensorLike,
+    on_value: TensorLike | None = None,
+    off_value: TensorLike | None = None,
     axis: int | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Returns vectors of `depth` elements with `on_value` (1) at each index and `off_value` (0) elsewhere."""
     given = [convert_to_tensor(x) for x in (on_value, off_value) if x is not None]
     dtype = as_dtype(dtype if dtype is not None else given[0].dtype if given else np.float32)
@@ -124,117 +142,123 @@ def one_hot(
     return jnp.where(hot, on, off)
 
 
-def sequence_mask(lengths: Any, maxlen: Any = None, dtype: Any = np.bool_, name: str | None = None) -> Any:
+def sequence_mask(
+    lengths: TensorLike, maxlen: TensorLike | None = None, dtype: DTypeLike = np.bool_, name: str | None = None
+) -> jax.Array:
     """Returns bools `[*lengths.shape, maxlen]`, true for the first `length` elements of each row."""
-    lengths = convert_to_tensor(lengths)
+    ends = convert_to_tensor(lengths)
     if maxlen is None:
-        maxlen = np.max(known(lengths, "The largest of the lengths", "Give `maxlen`."), initial=0)
-    row = jnp.arange(as_int(maxlen, "maxlen"), dtype=lengths.dtype)
-    return (row < lengths[..., None]).astype(as_dtype(dtype))
+        maxlen = np.max(known(ends, "The largest of the lengths", "Give `maxlen`."), initial=0)
+    row = jnp.arange(as_int(maxlen, "maxlen"), dtype=ends.dtype)
+    return (row < ends[..., None]).astype(as_dtype(dtype))
 
 
 # Shapes.
 
 
-def shape(input: Any, out_type: Any = None, name: str | None = None) -> Any:
+def shape(input: TensorLike, out_type: DTypeLike | None = None, name: str | None = None) -> jax.Array | np.ndarray:
     """Returns the shape as a tensor; in compiled code as a numpy array, which can be used as a shape."""
     array = np.asarray(convert_to_tensor(input).shape, np.int32 if out_type is None else as_dtype(out_type))
     return array if frames.is_tracing() else as_array(array)
 
 
-def shape_n(input: Any, out_type: Any = np.int32, name: str | None = None) -> list[Any]:
+def shape_n(
+    input: Sequence[TensorLike], out_type: DTypeLike = np.int32, name: str | None = None
+) -> list[jax.Array | np.ndarray]:
     """Returns the shape of each tensor."""
     return [shape(x, out_type) for x in input]
 
 
-def size(input: Any, out_type: Any = None, name: str | None = None) -> Any:
+def size(input: TensorLike, out_type: DTypeLike | None = None, name: str | None = None) -> jax.Array | np.ndarray:
     """Returns the number of elements as a tensor; in compiled code as a numpy number."""
     count = np.asarray(convert_to_tensor(input).size, np.int32 if out_type is None else as_dtype(out_type))
     return count[()] if frames.is_tracing() else as_array(count)
 
 
-def rank(input: Any, name: str | None = None) -> Any:
+def rank(input: TensorLike, name: str | None = None) -> jax.Array | np.int32:
     """Returns the rank as a tensor; in compiled code as a numpy number."""
     count = np.int32(convert_to_tensor(input).ndim)
     return count if frames.is_tracing() else jnp.asarray(count)
 
 
-def broadcast_static_shape(shape_x: Any, shape_y: Any) -> TensorShape:
+def broadcast_static_shape(shape_x: Iterable[int], shape_y: Iterable[int]) -> TensorShape:
     """Returns the shape that results from broadcasting two shapes."""
     return TensorShape(np.broadcast_shapes(tuple(shape_x), tuple(shape_y)))
 
 
-def broadcast_dynamic_shape(shape_x: Any, shape_y: Any) -> Any:
+def broadcast_dynamic_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> jax.Array | np.ndarray:
     """Returns the shape that results from broadcasting two shapes, as a tensor."""
     array = np.asarray(np.broadcast_shapes(as_shape(shape_x), as_shape(shape_y)), np.int32)
     return array if frames.is_tracing() else as_array(array)
 
 
-def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
+def ensure_shape(x: TensorLike, shape: Iterable[int | None] | int | None, name: str | None = None) -> jax.Array:
     """Returns the tensor if it has the given shape; raises `InvalidArgumentError` otherwise."""
-    tensor, shape = convert_to_tensor(x), TensorShape(shape)
-    if not shape.is_compatible_with(tensor.shape):
+    tensor, expected = convert_to_tensor(x), TensorShape(shape)
+    if not expected.is_compatible_with(tensor.shape):
         raise InvalidArgumentError(
-            f"Shape of tensor {tuple(tensor.shape)} is not compatible with expected shape {shape}."
+            f"Shape of tensor {tuple(tensor.shape)} is not compatible with expected shape {expected}."
         )
     return tensor
 
 
-def get_static_value(tensor: Any, partial: bool = False) -> Any:
+def get_static_value(tensor: TensorLike, partial: bool = False) -> np.ndarray | np.generic | None:
     """Returns the value as a numpy array, or None if it is not known while tracing."""
-    tensor = convert_to_tensor(tensor)
-    return None if isinstance(tensor, jax.core.Tracer) else np.asarray(tensor)[()]
+    value = convert_to_tensor(tensor)
+    return None if isinstance(value, jax.core.Tracer) else np.asarray(value)[()]
 
 
 # Changing shapes.
 
 
-def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
+def reshape(tensor: TensorLike, shape: ShapeLike, name: str | None = None) -> jax.Array:
     """Returns the tensor in another shape, in which one dimension may be -1."""
-    tensor, shape = convert_to_tensor(tensor), as_shape(shape)
-    if 0 in shape and shape.count(-1) == 1:  # nothing, of any size
-        shape = tuple(1 if n == -1 else n for n in shape)
-    return _operations.fitting(jnp.reshape, _operations.of_reshape)(tensor, shape)
+    array, dims = convert_to_tensor(tensor), as_shape(shape)
+    if 0 in dims and dims.count(-1) == 1:  # nothing, of any size
+        dims = tuple(1 if n == -1 else n for n in dims)
+    return _operations.fitting(jnp.reshape, _operations.of_reshape)(array, dims)
 
 
-def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
+def broadcast_to(input: TensorLike, shape: ShapeLike, name: str | None = None) -> jax.Array:
     """Returns the tensor repeated to fill a shape."""
     return _operations.fitting(jnp.broadcast_to, _operations.of_broadcast_to)(convert_to_tensor(input), as_shape(shape))
 
 
-def expand_dims(input: Any, axis: Any, name: str | None = None) -> Any:
+def expand_dims(input: TensorLike, axis: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the tensor with a dimension of size 1 at `axis`."""
     return _operations.fitting(jnp.expand_dims, _operations.of_expand_dims)(convert_to_tensor(input), as_axis(axis))
 
 
-def squeeze(input: Any, axis: Any = None, name: str | None = None) -> Any:
+def squeeze(input: TensorLike, axis: TensorLike | None = None, name: str | None = None) -> jax.Array:
     """Returns the tensor without its dimensions of size 1, or without those at `axis`."""
-    axis = as_axis(axis)
+    axes = as_axis(axis)
     return _operations.fitting(jnp.squeeze, _operations.of_squeeze)(
-        convert_to_tensor(input), None if axis == () else axis
+        convert_to_tensor(input), None if axes == () else axes
     )
 
 
-def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str = "transpose") -> Any:
+def transpose(
+    a: TensorLike, perm: TensorLike | None = None, conjugate: bool = False, name: str = "transpose"
+) -> jax.Array:
     """Returns the tensor with its axes in another order, reversed by default."""
     tensor = jnp.transpose(convert_to_tensor(a), None if perm is None else as_shape(perm))
     return jnp.conj(tensor) if conjugate else tensor
 
 
 @static
-def concat(values: Any, axis: Any, name: str = "concat") -> Any:
+def concat(values: TensorLike, axis: TensorLike, name: str = "concat") -> jax.Array:
     """Returns the tensors concatenated along `axis`."""
     values = values if isinstance(values, (list, tuple)) else [values]
     return _operations.fitting(jnp.concatenate, _operations.of_concat)(_alike(values), axis=as_axis(axis))
 
 
 @static
-def stack(values: Any, axis: int = 0, name: str = "stack") -> Any:
+def stack(values: Sequence[TensorLike], axis: int = 0, name: str = "stack") -> jax.Array:
     """Returns the tensors stacked along a new axis."""
     return _operations.fitting(jnp.stack, _operations.of_stack)(_alike(values), axis=axis)
 
 
-def _alike(values: Any) -> list[Any]:
+def _alike(values: Sequence[TensorLike]) -> list[jax.Array]:
     """Converts Python numbers and lists to the dtype of the tensors that are given with them."""
     dtypes = [x.dtype for x in values if hasattr(x, "dtype")]
     if not dtypes or len(dtypes) == len(values):
@@ -242,12 +266,12 @@ def _alike(values: Any) -> list[Any]:
     return [convert_to_tensor(x) if hasattr(x, "dtype") else convert_to_tensor(x, dtypes[0]) for x in values]
 
 
-def parallel_stack(values: Any, name: str = "parallel_stack") -> Any:
+def parallel_stack(values: Sequence[TensorLike], name: str = "parallel_stack") -> jax.Array:
     """Returns the tensors stacked along a new first axis."""
     return stack(values)
 
 
-def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[Any]:
+def unstack(value: TensorLike, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[jax.Array]:
     """Returns the slices of a tensor along an axis, without that axis."""
     tensor = convert_to_tensor(value)
     if num is not None and num != tensor.shape[axis]:
@@ -255,29 +279,31 @@ def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unst
     return [part.squeeze(axis) for part in jnp.split(tensor, tensor.shape[axis], axis)] if tensor.shape[axis] else []
 
 
-def split(value: Any, num_or_size_splits: Any, axis: Any = 0, num: int | None = None, name: str = "split") -> list[Any]:
+def split(
+    value: TensorLike, num_or_size_splits: TensorLike, axis: TensorLike = 0, num: int | None = None, name: str = "split"
+) -> list[jax.Array]:
     """Splits a tensor along an axis into a number of equal parts, or into parts of given sizes, one of which may be
     -1.
     """
-    tensor, axis = convert_to_tensor(value), as_axis(axis)
+    tensor, along = convert_to_tensor(value), as_axis(axis)
     splits = known(num_or_size_splits, "The number of splits", "Give Python numbers.")
     if splits.ndim == 0:
-        if tensor.shape[axis] % int(splits):
+        if tensor.shape[along] % int(splits):
             raise InvalidArgumentError(
-                f"Dimension size, {tensor.shape[axis]}, must be evenly divisible by {int(splits)}."
+                f"Dimension size, {tensor.shape[along]}, must be evenly divisible by {int(splits)}."
             )
-        return jnp.split(tensor, int(splits), axis)
+        return jnp.split(tensor, int(splits), along)
     sizes = [int(n) for n in splits]
     if -1 in sizes:
-        sizes[sizes.index(-1)] = tensor.shape[axis] - sum(n for n in sizes if n != -1)
-    if sum(sizes) != tensor.shape[axis] or builtins.min(sizes, default=0) < 0:
+        sizes[sizes.index(-1)] = tensor.shape[along] - sum(n for n in sizes if n != -1)
+    if sum(sizes) != tensor.shape[along] or builtins.min(sizes, default=0) < 0:
         raise InvalidArgumentError(
-            f"Sizes {splits.tolist()} do not add up to the {tensor.shape[axis]} elements of axis {axis}."
+            f"Sizes {splits.tolist()} do not add up to the {tensor.shape[along]} elements of axis {along}."
         )
-    return jnp.split(tensor, np.cumsum(sizes)[:-1].tolist(), axis)
+    return jnp.split(tensor, np.cumsum(sizes)[:-1].tolist(), along)
 
 
-def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
+def tile(input: TensorLike, multiples: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the tensor repeated `multiples` times along each axis."""
     tensor, times = convert_to_tensor(input), as_shape(multiples)
     if len(times) != tensor.ndim:
@@ -287,37 +313,47 @@ def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
     return jnp.tile(tensor, times)
 
 
-def repeat(input: Any, repeats: Any, axis: int | None = None, name: str | None = None) -> Any:
+def repeat(input: TensorLike, repeats: TensorLike, axis: int | None = None, name: str | None = None) -> jax.Array:
     """Repeats each element along an axis; without an axis those of the flattened tensor."""
     counts = known(repeats, "The number of repeats", "Give Python numbers.")
     return jnp.repeat(convert_to_tensor(input), int(counts) if counts.ndim == 0 else counts, axis=as_axis(axis))
 
 
-def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0, name: str | None = None) -> Any:
+def pad(
+    tensor: TensorLike,
+    paddings: TensorLike,
+    mode: str = "CONSTANT",
+    constant_values: TensorLike = 0,
+    name: str | None = None,
+) -> jax.Array:
     """Pads the tensor before and after each axis; `paddings` is `[rank, 2]`.
 
     `mode` is "CONSTANT", "REFLECT" or "SYMMETRIC".
     """
     widths = [tuple(int(n) for n in row) for row in known(paddings, "The padding", "Give Python numbers.")]
-    modes: dict[str, dict[str, Any]] = {"CONSTANT": {}, "REFLECT": {}, "SYMMETRIC": {}}
+    modes: dict[str, dict[str, ArrayLike]] = {"CONSTANT": {}, "REFLECT": {}, "SYMMETRIC": {}}
     if mode.upper() not in modes:
         raise ValueError(f"mode must be one of {sorted(modes)}, got {mode!r}.")
-    tensor = convert_to_tensor(tensor)
-    modes["CONSTANT"]["constant_values"] = beside(constant_values, tensor)
+    array = convert_to_tensor(tensor)
+    modes["CONSTANT"]["constant_values"] = beside(constant_values, array)
     most = {"REFLECT": 1, "SYMMETRIC": 0}.get(mode.upper())
-    if most is not None and any(builtins.max(pair) > n - most for pair, n in zip(widths, tensor.shape)):
-        raise InvalidArgumentError(f"{mode} pads with a tensor's elements: {widths} is too much for {tensor.shape}.")
-    return jnp.pad(tensor, widths, mode.lower(), **modes[mode.upper()])  # type: ignore[arg-type]
+    if most is not None and any(builtins.max(pair) > n - most for pair, n in zip(widths, array.shape)):
+        raise InvalidArgumentError(f"{mode} pads with a tensor's elements: {widths} is too much for {array.shape}.")
+    return jnp.pad(array, widths, mode.lower(), **modes[mode.upper()])  # type: ignore[arg-type]
 
 
-def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
+def reverse(tensor: TensorLike, axis: TensorLike, name: str | None = None) -> jax.Array:
     """Reverses the order of elements along the axes."""
     return jnp.flip(convert_to_tensor(tensor), as_axis(axis))
 
 
 def reverse_sequence(
-    input: Any, seq_lengths: Any, seq_axis: int | None = None, batch_axis: int | None = None, name: str | None = None
-) -> Any:
+    input: TensorLike,
+    seq_lengths: TensorLike,
+    seq_axis: int | None = None,
+    batch_axis: int | None = None,
+    name: str | None = None,
+) -> jax.Array:
     """Reverses the first `seq_lengths[i]` elements of row `i`; the rest stay."""
     tensor, lengths = convert_to_tensor(input), convert_to_tensor(seq_lengths)
     rows = jnp.moveaxis(tensor, (batch_axis or 0, 1 if seq_axis is None else seq_axis), (0, 1))
@@ -327,13 +363,15 @@ def reverse_sequence(
     return jnp.moveaxis(turned, (0, 1), (batch_axis or 0, 1 if seq_axis is None else seq_axis))
 
 
-def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
+def roll(input: TensorLike, shift: TensorLike, axis: TensorLike, name: str | None = None) -> jax.Array:
     """Shifts elements along the axes; those at the end move to the front."""
-    shift = convert_to_tensor(shift)
-    return jnp.roll(convert_to_tensor(input), as_axis(shift) if is_known(shift) else shift, as_axis(axis))
+    steps = convert_to_tensor(shift)
+    return jnp.roll(convert_to_tensor(input), as_axis(steps) if is_known(steps) else steps, as_axis(axis))
 
 
-def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
+def slice(
+    input_: TensorLike, begin: jax.Array | Sequence[TensorLike], size: TensorLike, name: str | None = None
+) -> jax.Array:
     """Returns `size` elements of each axis, starting at `begin`; -1 stands for all remaining ones."""
     tensor, sizes = convert_to_tensor(input_), as_shape(size)
     if isinstance(begin, jax.core.Tracer) or any(isinstance(b, jax.core.Tracer) for b in jax.tree.leaves(begin)):
@@ -351,21 +389,21 @@ def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
 
 
 def strided_slice(
-    input_: Any,
-    begin: Any,
-    end: Any,
-    strides: Any = None,
+    input_: TensorLike,
+    begin: TensorLike,
+    end: TensorLike,
+    strides: TensorLike | None = None,
     begin_mask: int = 0,
     end_mask: int = 0,
     ellipsis_mask: int = 0,
     new_axis_mask: int = 0,
     shrink_axis_mask: int = 0,
-    var: Any = None,
+    var: object = None,
     name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Returns `input_[begin:end:strides]` for each axis; bit `i` of a mask is for axis `i`."""
     begins, ends = as_shape(begin), as_shape(end)
-    index: list[Any] = []
+    index: list[int | builtins.slice | EllipsisType | None] = []
     for i, (first, last, step) in enumerate(
         zip(begins, ends, as_shape(strides) if strides is not None else [1] * len(begins))
     ):
@@ -381,12 +419,12 @@ def strided_slice(
     return convert_to_tensor(input_)[tuple(index)]
 
 
-def identity_n(input: Any, name: str | None = None) -> list[Any]:
+def identity_n(input: Sequence[TensorLike], name: str | None = None) -> list[jax.Array]:
     """Returns new tensors with the same values."""
     return [identity(x) for x in input]
 
 
-def space_to_depth(input: Any, block_size: int, data_format: str = "NHWC", name: str | None = None) -> Any:
+def space_to_depth(input: TensorLike, block_size: int, data_format: str = "NHWC", name: str | None = None) -> jax.Array:
     """Moves blocks of `block_size` x `block_size` pixels into the channels of one pixel, for NHWC."""
     x, b = _nhwc(input, data_format), block_size
     n, h, w, c = x.shape
@@ -394,7 +432,7 @@ def space_to_depth(input: Any, block_size: int, data_format: str = "NHWC", name:
     return jnp.moveaxis(x, -1, 1) if data_format == "NCHW" else x
 
 
-def depth_to_space(input: Any, block_size: int, data_format: str = "NHWC", name: str | None = None) -> Any:
+def depth_to_space(input: TensorLike, block_size: int, data_format: str = "NHWC", name: str | None = None) -> jax.Array:
     """Moves channels into blocks of `block_size` x `block_size` pixels: the reverse of `space_to_depth`."""
     x, b = _nhwc(input, data_format), block_size
     n, h, w, c = x.shape
@@ -402,7 +440,7 @@ def depth_to_space(input: Any, block_size: int, data_format: str = "NHWC", name:
     return jnp.moveaxis(x, -1, 1) if data_format == "NCHW" else x
 
 
-def _nhwc(input: Any, data_format: str) -> Any:
+def _nhwc(input: TensorLike, data_format: str) -> jax.Array:
     if data_format not in ("NHWC", "NCHW"):
         raise ValueError(f'data_format must be "NHWC" or "NCHW", got {data_format!r}.')
     x = convert_to_tensor(input)
@@ -413,7 +451,7 @@ def _nhwc(input: Any, data_format: str) -> Any:
 
 
 @static
-def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
+def cast(x: TensorLike | IndexedSlices, dtype: DTypeLike, name: str | None = None) -> Any:
     """Casts the tensor to another dtype: floats are truncated to integers, complex numbers to their real part."""
     if isinstance(x, IndexedSlices):
         return IndexedSlices(cast(x.values, dtype), x.indices, x.dense_shape)
@@ -423,7 +461,7 @@ def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
     return tensor.astype(dtype)
 
 
-def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
+def saturate_cast(value: TensorLike, dtype: DTypeLike, name: str | None = None) -> jax.Array:
     """Casts like `cast`, but clips values to the range of the dtype."""
     tensor, dtype = convert_to_tensor(value), as_dtype(dtype)
     info = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype)
@@ -437,12 +475,12 @@ def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
     return jnp.clip(tensor, of_dtype(low, tensor.dtype), of_dtype(high, tensor.dtype)).astype(dtype)
 
 
-def bitcast(input: Any, type: Any, name: str | None = None) -> Any:
+def bitcast(input: TensorLike, type: DTypeLike, name: str | None = None) -> jax.Array:
     """Returns the tensor's bytes as another dtype; if the item sizes differ, the last dimension changes."""
     return jax.lax.bitcast_convert_type(convert_to_tensor(input), as_dtype(type))
 
 
-def complex(real: Any, imag: Any, name: str | None = None) -> Any:
+def complex(real: TensorLike, imag: TensorLike, name: str | None = None) -> jax.Array:
     """Returns complex numbers with these real and imaginary parts."""
     return jax.lax.complex(convert_to_tensor(real), convert_to_tensor(imag))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,14 @@ from jax import lax
 
 from replicax.tf._operations import operations
 from replicax.tf._ops import as_shape, convert_to_tensor
+from replicax.tf._types import ShapeLike, TensorLike
 
 _SPATIAL = "DHW"
+
+_T = TypeVar("_T")
+# "SAME", "VALID", or numbers of elements before and after each axis.
+_Padding: TypeAlias = "str | Sequence[Sequence[int]]"
+_Pads: TypeAlias = "str | Sequence[tuple[int, int]]"  # as JAX takes it
 
 
 class _Layout:
@@ -27,7 +33,7 @@ class _Layout:
         self.n, self.first = n, self.name.startswith("NC")
         self.filters = f"{spatial}IO"
 
-    def sizes(self, value: Any, what: str) -> tuple[int, ...]:
+    def sizes(self, value: TensorLike, what: str) -> tuple[int, ...]:
         """Returns one number for each spatial dimension, given one number, one for each, or one for each axis of the
         batch.
         """
@@ -43,11 +49,11 @@ class _Layout:
             raise ValueError(f"{what} must have 1, {self.n} or {self.n + 2} numbers, got {list(numbers)}.")
         return numbers
 
-    def around(self, sizes: tuple[Any, ...], outer: Any = 1) -> tuple[Any, ...]:
+    def around(self, sizes: tuple[_T, ...], outer: _T) -> tuple[_T, ...]:
         """Returns a tuple with `inner` for the spatial axes and `outer` for the others."""
         return (outer, outer, *sizes) if self.first else (outer, *sizes, outer)
 
-    def padding(self, padding: Any) -> Any:
+    def padding(self, padding: _Padding) -> Any:
         """Returns "SAME", "VALID", or pairs of numbers for the spatial axes."""
         if isinstance(padding, str):
             if padding.upper() not in ("SAME", "VALID"):
@@ -59,17 +65,23 @@ class _Layout:
         return pairs
 
 
-def _dimensions(x: Any, expected: int | None) -> tuple[Any, int]:
-    x = convert_to_tensor(x)
-    n = x.ndim - 2
+def _dimensions(x: TensorLike, expected: int | None) -> tuple[jax.Array, int]:
+    tensor = convert_to_tensor(x)
+    n = tensor.ndim - 2
     if (expected is not None and n != expected) or n not in (1, 2, 3):
-        raise ValueError(f"The input must have {(expected or 2) + 2} dimensions, got shape {tuple(x.shape)}.")
-    return x, n
+        raise ValueError(f"The input must have {(expected or 2) + 2} dimensions, got shape {tuple(tensor.shape)}.")
+    return tensor, n
 
 
 def _convolve(
-    x: Any, filters: Any, strides: Any, padding: Any, layout: _Layout, dilations: Any, groups: int = 0
-) -> Any:
+    x: jax.Array,
+    filters: jax.Array,
+    strides: TensorLike,
+    padding: _Padding,
+    layout: _Layout,
+    dilations: TensorLike,
+    groups: int = 0,
+) -> jax.Array:
     channels = x.shape[1 if layout.first else -1]
     return lax.conv_general_dilated(
         x,
@@ -83,14 +95,14 @@ def _convolve(
 
 
 def convolution(
-    input: Any,
-    filters: Any,
-    strides: Any = None,
-    padding: Any = "VALID",
+    input: TensorLike,
+    filters: TensorLike,
+    strides: TensorLike | None = None,
+    padding: _Padding = "VALID",
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: TensorLike | None = None,
     name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Returns the convolution of `[batch, *spatial, in]` and filters `[*spatial, in, out]`, of one to three
     dimensions.
     """
@@ -99,31 +111,31 @@ def convolution(
 
 
 def conv1d(
-    input: Any,
-    filters: Any,
-    stride: Any,
-    padding: Any,
+    input: TensorLike,
+    filters: TensorLike,
+    stride: TensorLike,
+    padding: _Padding,
     data_format: str = "NWC",
-    dilations: Any = None,
+    dilations: TensorLike | None = None,
     name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Returns the convolution of `[batch, width, in]` and filters `[width, in, out]`."""
     x, n = _dimensions(input, 1)
     return _convolve(x, convert_to_tensor(filters), stride, padding, _Layout(data_format, n), dilations)
 
 
-def _conv(n: int, data_format: str, doc: str) -> Callable[..., Any]:
+def _conv(n: int, data_format: str, doc: str) -> Callable[..., jax.Array]:
     default = data_format
 
     def op(
-        input: Any,
-        filters: Any,
-        strides: Any,
-        padding: Any,
+        input: TensorLike,
+        filters: TensorLike,
+        strides: TensorLike,
+        padding: _Padding,
         data_format: str = default,
-        dilations: Any = None,
+        dilations: TensorLike | None = None,
         name: str | None = None,
-    ) -> Any:
+    ) -> jax.Array:
         x, _ = _dimensions(input, n)
         return _convolve(x, convert_to_tensor(filters), strides, padding, _Layout(data_format, n), dilations)
 
@@ -139,20 +151,22 @@ conv3d = _conv(
 )
 
 
-def atrous_conv2d(value: Any, filters: Any, rate: Any, padding: Any, name: str | None = None) -> Any:
+def atrous_conv2d(
+    value: TensorLike, filters: TensorLike, rate: TensorLike, padding: _Padding, name: str | None = None
+) -> jax.Array:
     """Computes `conv2d` with filters dilated by `rate`."""
     return conv2d(value, filters, 1, padding, dilations=rate)
 
 
 def depthwise_conv2d(
-    input: Any,
-    filter: Any,
-    strides: Any,
-    padding: Any,
+    input: TensorLike,
+    filter: TensorLike,
+    strides: TensorLike,
+    padding: _Padding,
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: TensorLike | None = None,
     name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Returns a separate convolution of each channel, with filters `[height, width, in, multiplier]`."""
     (x, _), filters = _dimensions(input, 2), convert_to_tensor(filter)
     height, width, channels, times = filters.shape
@@ -161,29 +175,36 @@ def depthwise_conv2d(
 
 
 def separable_conv2d(
-    input: Any,
-    depthwise_filter: Any,
-    pointwise_filter: Any,
-    strides: Any,
-    padding: Any,
+    input: TensorLike,
+    depthwise_filter: TensorLike,
+    pointwise_filter: TensorLike,
+    strides: TensorLike,
+    padding: _Padding,
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: TensorLike | None = None,
     name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Computes `depthwise_conv2d`, and then a convolution with filters `[1, 1, in, out]`."""
     x = depthwise_conv2d(input, depthwise_filter, strides, padding, data_format, dilations)
     return conv2d(x, pointwise_filter, 1, "VALID", data_format or "NHWC")
 
 
 def _transposed(
-    x: Any, filters: Any, output_shape: Any, strides: Any, padding: Any, data_format: str | None, dilations: Any, n: int
-) -> Any:
+    x: jax.Array,
+    filters: TensorLike,
+    output_shape: ShapeLike,
+    strides: TensorLike,
+    padding: _Padding,
+    data_format: str | None,
+    dilations: TensorLike,
+    n: int,
+) -> jax.Array:
     """Returns the transposed linear map of a convolution of tensors of `output_shape`."""
-    filters, layout = convert_to_tensor(filters), _Layout(data_format, n)
+    kernel, layout = convert_to_tensor(filters), _Layout(data_format, n)
     shape = jax.core.ShapedArray(as_shape(output_shape), x.dtype)
 
-    def forward(y: Any) -> Any:
-        return _convolve(y, filters, strides, padding, layout, dilations)
+    def forward(y: jax.Array) -> jax.Array:
+        return _convolve(y, kernel, strides, padding, layout, dilations)
 
     expected = jax.eval_shape(forward, shape).shape
     if expected != x.shape:
@@ -192,33 +213,33 @@ def _transposed(
 
 
 def conv_transpose(
-    input: Any,
-    filters: Any,
-    output_shape: Any,
-    strides: Any,
-    padding: Any = "SAME",
+    input: TensorLike,
+    filters: TensorLike,
+    output_shape: ShapeLike,
+    strides: TensorLike,
+    padding: _Padding = "SAME",
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: TensorLike | None = None,
     name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Returns the transpose of a convolution, with filters `[*spatial, out, in]`, of one to three dimensions."""
     x, n = _dimensions(input, None)
     return _transposed(x, filters, output_shape, strides, padding, data_format, dilations, n)
 
 
-def _transpose(n: int, data_format: str) -> Callable[..., Any]:
+def _transpose(n: int, data_format: str) -> Callable[..., jax.Array]:
     default = data_format
 
     def op(
-        input: Any,
-        filters: Any,
-        output_shape: Any,
-        strides: Any,
-        padding: Any = "SAME",
+        input: TensorLike,
+        filters: TensorLike,
+        output_shape: ShapeLike,
+        strides: TensorLike,
+        padding: _Padding = "SAME",
         data_format: str = default,
-        dilations: Any = None,
+        dilations: TensorLike | None = None,
         name: str | None = None,
-    ) -> Any:
+    ) -> jax.Array:
         x, _ = _dimensions(input, n)
         return _transposed(x, filters, output_shape, strides, padding, data_format, dilations, n)
 
@@ -235,13 +256,17 @@ conv3d_transpose = _transpose(3, "NDHWC")
 # Pooling.
 
 
-def _max(x: Any, window: Any, strides: Any, padding: Any, dilations: Any) -> Any:
+def _max(
+    x: jax.Array, window: tuple[int, ...], strides: tuple[int, ...], padding: _Pads, dilations: tuple[int, ...]
+) -> jax.Array:
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     least = np.asarray(-np.inf if floating else jnp.iinfo(x.dtype).min, x.dtype)
     return lax.reduce_window(x, least, lax.max, window, strides, padding, window_dilation=dilations)
 
 
-def _mean(x: Any, window: Any, strides: Any, padding: Any, dilations: Any) -> Any:
+def _mean(
+    x: jax.Array, window: tuple[int, ...], strides: tuple[int, ...], padding: _Pads, dilations: tuple[int, ...]
+) -> jax.Array:
     """Averages over windows; pixels of the padding do not count."""
     zero = np.zeros((), x.dtype)
     total, count = (
@@ -252,28 +277,34 @@ def _mean(x: Any, window: Any, strides: Any, padding: Any, dilations: Any) -> An
 
 
 def _pool(
-    compute: Callable[..., Any], x: Any, ksize: Any, strides: Any, padding: Any, layout: _Layout, dilations: Any = None
-) -> Any:
+    compute: Callable[..., jax.Array],
+    x: jax.Array,
+    ksize: TensorLike,
+    strides: TensorLike,
+    padding: _Padding,
+    layout: _Layout,
+    dilations: TensorLike | None = None,
+) -> jax.Array:
     pads = layout.padding(padding)
     return compute(
         x,
-        layout.around(layout.sizes(ksize, "ksize")),
-        layout.around(layout.sizes(strides, "strides")),
+        layout.around(layout.sizes(ksize, "ksize"), 1),
+        layout.around(layout.sizes(strides, "strides"), 1),
         pads if isinstance(pads, str) else layout.around(tuple(pads), (0, 0)),
-        layout.around(layout.sizes(dilations, "dilations")),
+        layout.around(layout.sizes(dilations, "dilations"), 1),
     )
 
 
 def pool(
-    input: Any,
-    window_shape: Any,
+    input: TensorLike,
+    window_shape: TensorLike,
     pooling_type: str,
-    strides: Any = None,
-    padding: Any = "VALID",
+    strides: TensorLike | None = None,
+    padding: _Padding = "VALID",
     data_format: str | None = None,
-    dilations: Any = None,
+    dilations: TensorLike | None = None,
     name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Returns the maximum ("MAX") or the mean ("AVG") of windows of one to three spatial dimensions."""
     x, n = _dimensions(input, None)
     kinds = {"MAX": _max, "AVG": _mean}
@@ -282,12 +313,19 @@ def pool(
     return _pool(kinds[pooling_type], x, window_shape, strides, padding, _Layout(data_format, n), dilations)
 
 
-def _pooling(compute: Callable[..., Any], noun: str, n: int | None, data_format: str | None) -> Callable[..., Any]:
+def _pooling(
+    compute: Callable[..., jax.Array], noun: str, n: int | None, data_format: str | None
+) -> Callable[..., jax.Array]:
     default = data_format
 
     def op(
-        input: Any, ksize: Any, strides: Any, padding: Any, data_format: str | None = default, name: str | None = None
-    ) -> Any:
+        input: TensorLike,
+        ksize: TensorLike,
+        strides: TensorLike,
+        padding: _Padding,
+        data_format: str | None = default,
+        name: str | None = None,
+    ) -> jax.Array:
         x, found = _dimensions(input, n)
         return _pool(compute, x, ksize, strides, padding, _Layout(data_format, found))
 

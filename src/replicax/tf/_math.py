@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
+from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import as_dtype
 from replicax.tf._dressing import magnitude
 from replicax.tf._operations import fitting, of_broadcast, operations
@@ -29,29 +31,30 @@ from replicax.tf._ops import (
     static,
     tensors,
 )
+from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
 
 
-def _floats(x: Any, y: Any) -> Any:
+def _floats(x: TensorLike, y: TensorLike) -> tuple[jax.Array, jax.Array]:
     """Converts integers to float64 for division, small ones to float32."""
-    x, y = tensors(x, y)
-    if jnp.issubdtype(x.dtype, jnp.integer):
-        wide = np.float32 if x.dtype.itemsize < 4 else np.float64
-        x, y = x.astype(wide), y.astype(wide)
-    return x, y
+    left, right = tensors(x, y)
+    if jnp.issubdtype(left.dtype, jnp.integer):
+        wide = np.float32 if left.dtype.itemsize < 4 else np.float64
+        left, right = left.astype(wide), right.astype(wide)
+    return left, right
 
 
-def _broadcast(*operands: Any) -> list[Any]:
+def _broadcast(*operands: jax.Array) -> list[jax.Array]:
     """Broadcasts operands one by one, so that a tape knows which of them depend on watched values."""
     shape = jnp.broadcast_shapes(*(x.shape for x in operands))
     return [jnp.broadcast_to(x, shape) for x in operands]
 
 
-def _no_nan(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _no_nan(compute: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Computes 0 where the second operand is 0, with a gradient that is not NaN there."""
     return lambda x, y: jnp.where(y == 0, jnp.zeros_like(x), compute(x, jnp.where(y == 0, jnp.ones_like(y), y)))
 
 
-def _without(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _without(compute: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Computes 0 where the first operand is 0, whatever the second is."""
     return lambda x, y: jnp.where(x == 0, jnp.zeros_like(x), compute(x, jnp.where(x == 0, jnp.ones_like(y), y)))
 
@@ -60,10 +63,12 @@ def _without(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 # such points. JAX's are a half for each of two equal operands of maximum and minimum.
 
 
-def _of_both(compute: Callable[[Any, Any], Any], first: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _of_both(
+    compute: Callable[[jax.Array, jax.Array], jax.Array], first: Callable[[jax.Array, jax.Array], jax.Array]
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Returns `compute(x, y)`, with its gradient given to x where `first(x, y)`, and else to y."""
 
-    def one(x: Any, y: Any) -> Any:
+    def one(x: jax.Array, y: jax.Array) -> jax.Array:
         if not jnp.issubdtype(jnp.result_type(x, y), jnp.floating):
             return compute(x, y)
         return jnp.where(first(x, y) | jnp.isnan(x), x, y)
@@ -75,11 +80,11 @@ larger = _of_both(jnp.maximum, jnp.greater_equal)
 smaller = _of_both(jnp.minimum, jnp.less_equal)
 
 
-def _floor_of_quotient(x: Any, y: Any) -> Any:
+def _floor_of_quotient(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.floor(x / y) if jnp.issubdtype(jnp.result_type(x, y), jnp.floating) else jnp.floor_divide(x, y)
 
 
-_UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
+_UNARY: dict[str, tuple[Callable[[jax.Array], jax.Array], str]] = {
     "abs": (magnitude, "Returns the absolute value."),
     "acos": (jnp.arccos, "Returns the angle whose cosine this is."),
     "acosh": (jnp.arccosh, "Returns the inverse of cosh."),
@@ -137,7 +142,7 @@ _UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
     "tanh": (jnp.tanh, "Returns the hyperbolic tangent."),
 }
 
-_BINARY: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+_BINARY: dict[str, tuple[Callable[[jax.Array, jax.Array], jax.Array], str]] = {
     "add": (jnp.add, "Returns x + y."),
     "equal": (jnp.equal, "Returns x == y, elementwise."),
     "floordiv": (_floor_of_quotient, "Returns x // y."),
@@ -156,7 +161,7 @@ _BINARY: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "squared_difference": (lambda x, y: jnp.square(x - y), "Returns (x - y) squared."),
     "subtract": (jnp.subtract, "Returns x - y."),
 }
-_OF_TENSORS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+_OF_TENSORS: dict[str, tuple[Callable[[jax.Array, jax.Array], jax.Array], str]] = {
     "divide_no_nan": (_no_nan(jnp.divide), "Returns x / y, and 0 where y is 0."),
     "multiply_no_nan": (
         lambda x, y: jnp.where((y == 0) & ~jnp.isfinite(x), jnp.zeros_like(x), x) * y,
@@ -170,7 +175,7 @@ _OF_TENSORS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
 }
 
 
-def _norm(tensor: Any, axis: Any, keepdims: bool) -> Any:
+def _norm(tensor: jax.Array, axis: int | Sequence[int] | None, keepdims: bool) -> jax.Array:
     return jnp.sqrt(jnp.sum(tensor * jnp.conj(tensor), axis=axis, keepdims=keepdims))
 
 
@@ -178,7 +183,7 @@ _LOGICAL = {
     "reduce_all": reduction(jnp.all, "Returns whether all elements along the axes are true.", logical=True),
     "reduce_any": reduction(jnp.any, "Returns whether any element along the axes is true.", logical=True),
 }
-_REDUCTIONS: dict[str, tuple[Callable[..., Any], str, bool]] = {
+_REDUCTIONS: dict[str, tuple[Callable[..., jax.Array], str, bool]] = {
     "reduce_euclidean_norm": (_norm, "Returns the Euclidean norm along the axes.", True),
     "reduce_logsumexp": (jax.nn.logsumexp, "Returns log(sum(exp(x))) along the axes.", True),
     "reduce_max": (largest, "Returns the maximum along the axes.", True),
@@ -196,7 +201,7 @@ _WITH_SHAPES = {
     "reduce_sum", "subtract",
 }  # fmt: skip
 
-TABLE: dict[str, Any] = {
+TABLE: dict[str, Callable[..., jax.Array]] = {
     **{name: elementwise(*row) for name, row in _UNARY.items()},
     **{name: binary(*row) for name, row in _BINARY.items()},
     **{name: binary(*row, operands=tensors) for name, row in _OF_TENSORS.items()},
@@ -210,121 +215,131 @@ TABLE: dict[str, Any] = {
 namespace_of({name: static(op) if name in _WITH_SHAPES else op for name, op in TABLE.items()}, globals())
 
 
-def logical_xor(x: Any, y: Any, name: str = "LogicalXor") -> Any:
+def logical_xor(x: TensorLike, y: TensorLike, name: str = "LogicalXor") -> jax.Array:
     """Returns whether exactly one of both is true."""
     return jnp.logical_xor(*pair(x, y))
 
 
-def atan2(y: Any, x: Any, name: str | None = None) -> Any:
+def atan2(y: TensorLike, x: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the angle of the point (x, y)."""
     return jnp.arctan2(*tensors(y, x))
 
 
-def nextafter(x1: Any, x2: Any, name: str | None = None) -> Any:
+def nextafter(x1: TensorLike, x2: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the next number after x1 in the direction of x2."""
     return jnp.nextafter(*tensors(x1, x2))
 
 
-def igamma(a: Any, x: Any, name: str | None = None) -> Any:
+def igamma(a: TensorLike, x: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the lower regularized incomplete gamma function."""
     return lax.igamma(*_broadcast(*tensors(a, x)))
 
 
-def igammac(a: Any, x: Any, name: str | None = None) -> Any:
+def igammac(a: TensorLike, x: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the upper regularized incomplete gamma function."""
     return lax.igammac(*_broadcast(*tensors(a, x)))
 
 
-def betainc(a: Any, b: Any, x: Any, name: str | None = None) -> Any:
+def betainc(a: TensorLike, b: TensorLike, x: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the regularized incomplete beta function."""
     return lax.betainc(*_broadcast(*(convert_to_tensor(v) for v in (a, b, x))))
 
 
-def polygamma(a: Any, x: Any, name: str | None = None) -> Any:
+def polygamma(a: TensorLike, x: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the derivative of order `a` of digamma."""
     return lax.polygamma(*_broadcast(*tensors(a, x)))
 
 
-def zeta(x: Any, q: Any, name: str | None = None) -> Any:
+def zeta(x: TensorLike, q: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the Hurwitz zeta function."""
     return lax.zeta(*_broadcast(*tensors(x, q)))
 
 
-def lbeta(x: Any, name: str | None = None) -> Any:
+def lbeta(x: TensorLike, name: str | None = None) -> jax.Array:
     """Returns log(|Beta|) along the last axis."""
-    x = convert_to_tensor(x)
-    return jnp.sum(lax.lgamma(x), -1) - lax.lgamma(jnp.sum(x, -1))
+    tensor = convert_to_tensor(x)
+    return jnp.sum(lax.lgamma(tensor), -1) - lax.lgamma(jnp.sum(tensor, -1))
 
 
-def real(input: Any, name: str | None = None) -> Any:
+def real(input: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the real part."""
     return jnp.real(convert_to_tensor(input))
 
 
-def imag(input: Any, name: str | None = None) -> Any:
+def imag(input: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the imaginary part."""
     return jnp.imag(convert_to_tensor(input))
 
 
-def angle(input: Any, name: str | None = None) -> Any:
+def angle(input: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the angle of complex numbers."""
     return jnp.angle(convert_to_tensor(input))
 
 
-def add_n(inputs: Any, name: str | None = None) -> Any:
+def add_n(inputs: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the sum of tensors."""
-    inputs = inputs if isinstance(inputs, (list, tuple)) else [inputs]
-    total = convert_to_tensor(inputs[0])
-    for value in inputs[1:]:
+    terms = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+    total = convert_to_tensor(terms[0])
+    for value in terms[1:]:
         total = total + convert_to_tensor(value)
     return total
 
 
-def accumulate_n(inputs: Any, shape: Any = None, tensor_dtype: Any = None, name: str | None = None) -> Any:
+def accumulate_n(
+    inputs: TensorLike, shape: ShapeLike | None = None, tensor_dtype: DTypeLike | None = None, name: str | None = None
+) -> jax.Array:
     """Returns the sum of tensors."""
     return add_n(inputs)
 
 
-def scalar_mul(scalar: Any, x: Any, name: str | None = None) -> Any:
+def scalar_mul(scalar: TensorLike, x: TensorLike | IndexedSlices, name: str | None = None) -> jax.Array | IndexedSlices:
     """Returns the tensor times a number."""
     return elementwise(lambda x: jnp.multiply(*pair(scalar, x)), "")(x)
 
 
 def count_nonzero(
-    input: Any, axis: Any = None, keepdims: Any = None, dtype: Any = np.int64, name: str | None = None
-) -> Any:
+    input: TensorLike,
+    axis: TensorLike | None = None,
+    keepdims: bool | None = None,
+    dtype: DTypeLike = np.int64,
+    name: str | None = None,
+) -> jax.Array:
     """Counts the elements along the axes that are not 0."""
     there = convert_to_tensor(input) != 0
     return jnp.sum(there.astype(as_dtype(dtype)), axis=as_axis(axis), keepdims=bool(keepdims)).astype(as_dtype(dtype))
 
 
-def zero_fraction(value: Any, name: str | None = None) -> Any:
+def zero_fraction(value: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the fraction of elements that are 0, float32."""
     return jnp.mean(convert_to_tensor(value) == 0, dtype=np.float32)
 
 
-def polyval(coeffs: Any, x: Any, name: str | None = None) -> Any:
+def polyval(coeffs: Iterable[TensorLike], x: TensorLike, name: str | None = None) -> jax.Array:
     """Evaluates a polynomial at x; the coefficient of the highest power comes first."""
-    x = convert_to_tensor(x)
-    total = jnp.zeros_like(x)
+    at = convert_to_tensor(x)
+    total = jnp.zeros_like(at)
     for coefficient in coeffs:
-        total = total * x + convert_to_tensor(coefficient, None if hasattr(coefficient, "dtype") else x.dtype)
+        total = total * at + convert_to_tensor(coefficient, None if hasattr(coefficient, "dtype") else at.dtype)
     return total
 
 
 # Operations along one axis.
 
 
-def _cumulative(compute: Any, neutral: Callable[[Any], Any], doc: str) -> Any:
-    def op(x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None) -> Any:
-        x = convert_to_tensor(x)
-        (axis,) = axes_of(x, axis)
-        if exclusive and x.shape[axis]:  # exclusive: shifted by one element, after a neutral one
-            start = jnp.full_like(lax.slice_in_dim(x, 0, 1, axis=axis), neutral(x.dtype))
-            n = x.shape[axis]
-            rest = lax.slice_in_dim(x, 1 if reverse else 0, n if reverse else n - 1, axis=axis)
-            x = lax.concatenate([rest, start] if reverse else [start, rest], axis)
-        return compute(x, axis=axis, reverse=reverse)
+def _cumulative(
+    compute: Callable[..., jax.Array], neutral: Callable[[np.dtype], ArrayLike], doc: str
+) -> Callable[..., jax.Array]:
+    def op(
+        x: TensorLike, axis: TensorLike = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None
+    ) -> jax.Array:
+        tensor = convert_to_tensor(x)
+        (along,) = axes_of(tensor, axis)
+        if exclusive and tensor.shape[along]:  # exclusive: shifted by one element, after a neutral one
+            start = jnp.full_like(lax.slice_in_dim(tensor, 0, 1, axis=along), neutral(tensor.dtype))
+            n = tensor.shape[along]
+            rest = lax.slice_in_dim(tensor, 1 if reverse else 0, n if reverse else n - 1, axis=along)
+            tensor = lax.concatenate([rest, start] if reverse else [start, rest], along)
+        return compute(tensor, axis=along, reverse=reverse)
 
     op.__doc__ = doc
     return op
@@ -337,31 +352,33 @@ cumulative_logsumexp = _cumulative(
 )
 
 
-def is_non_decreasing(x: Any, name: str | None = None) -> Any:
+def is_non_decreasing(x: TensorLike, name: str | None = None) -> jax.Array:
     """Returns whether no element is smaller than the one before it."""
-    x = convert_to_tensor(x).reshape(-1)
-    return jnp.all(x[1:] >= x[:-1])
+    flat = convert_to_tensor(x).reshape(-1)
+    return jnp.all(flat[1:] >= flat[:-1])
 
 
-def is_strictly_increasing(x: Any, name: str | None = None) -> Any:
+def is_strictly_increasing(x: TensorLike, name: str | None = None) -> jax.Array:
     """Returns whether each element is larger than the one before it."""
-    x = convert_to_tensor(x).reshape(-1)
-    return jnp.all(x[1:] > x[:-1])
+    flat = convert_to_tensor(x).reshape(-1)
+    return jnp.all(flat[1:] > flat[:-1])
 
 
-def invert_permutation(x: Any, name: str | None = None) -> Any:
+def invert_permutation(x: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the inverse of a permutation."""
-    x = convert_to_tensor(x)
-    return jnp.zeros_like(x).at[x].set(jnp.arange(x.shape[0], dtype=x.dtype))
+    order = convert_to_tensor(x)
+    return jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))
 
 
 # Clipping.
 
 
-def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
+def clip_by_value(
+    t: TensorLike | IndexedSlices, clip_value_min: Any, clip_value_max: Any, name: str | None = None
+) -> jax.Array | IndexedSlices:
     """Clips the elements to the range between two values."""
 
-    def clip(x: Any) -> Any:
+    def clip(x: jax.Array) -> jax.Array:
         low, high = (
             v.astype(x.dtype) if hasattr(v, "dtype") else convert_to_tensor(v, x.dtype)
             for v in (clip_value_min, clip_value_max)
@@ -371,10 +388,12 @@ def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | 
     return elementwise(clip, "")(t)
 
 
-def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
+def clip_by_norm(
+    t: TensorLike | IndexedSlices, clip_norm: TensorLike, axes: TensorLike | None = None, name: str | None = None
+) -> Any:
     """Scales the tensor down if its norm (along the axes) is more than `clip_norm`."""
 
-    def clip(x: Any) -> Any:
+    def clip(x: jax.Array) -> jax.Array:
         square = jnp.sum(x * x, axis=as_axis(axes), keepdims=True)
         norm = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), square)
         limit = of_dtype(clip_norm, x.dtype)
@@ -383,19 +402,27 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
     return elementwise(clip, "")(t)
 
 
-def _each(t_list: Any, compute: Callable[[Any], Any]) -> list[Any]:
+def _each(
+    t_list: Sequence[TensorLike | IndexedSlices | None], compute: Callable[[jax.Array], jax.Array]
+) -> list[jax.Array | IndexedSlices | None]:
     if not isinstance(t_list, (list, tuple)):
         raise TypeError(f"t_list should be a sequence of tensors, got {type(t_list).__name__}.")
     return [None if t is None else elementwise(compute, "")(t) for t in t_list]
 
 
-def global_norm(t_list: Any, name: str | None = None) -> Any:
+def global_norm(t_list: Sequence[TensorLike | IndexedSlices | None], name: str | None = None) -> jax.Array:
     """Returns the norm of all tensors of a list together; None is skipped."""
-    squares = [getattr(t, "values", t) for t in _each(t_list, lambda x: jnp.sum(jnp.square(x))) if t is not None]
+    sums = _each(t_list, lambda x: jnp.sum(jnp.square(x)))
+    squares = [t.values if isinstance(t, IndexedSlices) else t for t in sums if t is not None]
     return jnp.sqrt(builtins.sum(squares[1:], squares[0])) if squares else convert_to_tensor(0.0)
 
 
-def clip_by_global_norm(t_list: Any, clip_norm: Any, use_norm: Any = None, name: str | None = None) -> Any:
+def clip_by_global_norm(
+    t_list: Sequence[TensorLike | IndexedSlices | None],
+    clip_norm: TensorLike,
+    use_norm: TensorLike | None = None,
+    name: str | None = None,
+) -> tuple[list[jax.Array | IndexedSlices | None], jax.Array]:
     """Returns the tensors, scaled down together if their common norm is more than `clip_norm`, and that norm.
 
     If the norm is not finite, all become NaN.

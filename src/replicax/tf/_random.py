@@ -6,7 +6,7 @@ import enum
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import SupportsInt, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,9 @@ from replicax._base.specs import as_dtype
 from replicax._variables.variable import Variable
 from replicax.tf import _random_keys as keys
 from replicax.tf._ops import as_new_shape, convert_to_tensor, of_dtype
+from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
+
+_Draw: TypeAlias = Callable[..., jax.Array]
 
 
 class Algorithm(enum.Enum):
@@ -30,7 +33,9 @@ class Algorithm(enum.Enum):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _drawn(sample: Any, words: Any, shape: Any, dtype: Any, *parameters: Any) -> Any:
+def _drawn(
+    sample: _Draw, words: jax.Array, shape: tuple[int, ...] | None, dtype: np.dtype | None, *parameters: jax.Array
+) -> jax.Array:
     return sample(keys.wrapped(words), shape, dtype, *parameters)
 
 
@@ -38,20 +43,22 @@ def _drawn(sample: Any, words: Any, shape: Any, dtype: Any, *parameters: Any) ->
 # have been checked, so that a call that fails does not advance a counter.
 
 
-def _of_op(op: str, dtype: Any, seed: Any) -> Callable[..., Any]:
+def _of_op(op: str, dtype: DTypeLike | None, seed: SupportsInt | None) -> _Draw:
     return lambda sample, *arguments: _drawn(sample, keys.of_op(op, dtype, seed), *arguments)
 
 
-def _of_seed(seed: Any) -> Callable[..., Any]:
+def _of_seed(seed: TensorLike) -> _Draw:
     return lambda sample, *arguments: _drawn(sample, _words(seed), *arguments)
 
 
-def _flat(draw: Any, key: Any, shape: tuple[int, ...], *parameters: Any) -> Any:
+def _flat(draw: _Draw, key: jax.Array, shape: tuple[int, ...], *parameters: object) -> jax.Array:
     """Draws the same numbers as `draw(key, shape)`, for which XLA takes several times as long to compile."""
     return draw(key, (math.prod(shape),), *parameters).reshape(shape)
 
 
-def _normal_of(key: Any, shape: Any, dtype: Any, mean: Any, stddev: Any) -> Any:
+def _normal_of(
+    key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, mean: jax.Array, stddev: jax.Array
+) -> jax.Array:
     if dtype == np.float64:  # `jax.random.normal` fails for it, as `jax.random.truncated_normal` does, see below
         part = _flat(jax.random.uniform, key, shape, dtype, np.nextafter(-1.0, 0.0), 1.0)
         drawn = math.sqrt(2) * jax.lax.erf_inv(part)
@@ -60,12 +67,16 @@ def _normal_of(key: Any, shape: Any, dtype: Any, mean: Any, stddev: Any) -> Any:
     return drawn * stddev + mean
 
 
-def _normal(draw: Callable[..., Any], shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32) -> Any:
+def _normal(
+    draw: _Draw, shape: ShapeLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, dtype: DTypeLike = np.float32
+) -> jax.Array:
     dtype = as_dtype(dtype)
     return draw(_normal_of, as_new_shape(shape), dtype, _like(mean, dtype), _like(stddev, dtype))
 
 
-def _truncated_of(key: Any, shape: Any, dtype: Any, mean: Any, stddev: Any) -> Any:
+def _truncated_of(
+    key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, mean: jax.Array, stddev: jax.Array
+) -> jax.Array:
     # `jax.random.truncated_normal` fails for float64 if `jax_enable_x64` is off (JAX 0.10 to 0.12).
     within = math.erf(math.sqrt(2))  # the part of a normal distribution within two standard deviations
     part = _flat(jax.random.uniform, key, shape, dtype, -within, within)
@@ -73,13 +84,13 @@ def _truncated_of(key: Any, shape: Any, dtype: Any, mean: Any, stddev: Any) -> A
 
 
 def _truncated(
-    draw: Callable[..., Any], shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32
-) -> Any:
+    draw: _Draw, shape: ShapeLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, dtype: DTypeLike = np.float32
+) -> jax.Array:
     dtype = as_dtype(dtype)
     return draw(_truncated_of, as_new_shape(shape), dtype, _like(mean, dtype), _like(stddev, dtype))
 
 
-def _uniform_of(key: Any, shape: Any, dtype: Any, low: Any, high: Any) -> Any:
+def _uniform_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, low: jax.Array, high: jax.Array) -> jax.Array:
     if not jnp.issubdtype(dtype, jnp.integer):
         return jnp.maximum(low, _flat(jax.random.uniform, key, shape, dtype) * (high - low) + low)
     if np.dtype(dtype).itemsize < 8:
@@ -90,7 +101,13 @@ def _uniform_of(key: Any, shape: Any, dtype: Any, low: Any, high: Any) -> Any:
     return low + (_flat(jax.random.bits, key, shape, np.uint64) % span).astype(dtype)
 
 
-def _uniform(draw: Callable[..., Any], shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32) -> Any:
+def _uniform(
+    draw: _Draw,
+    shape: ShapeLike,
+    minval: TensorLike = 0,
+    maxval: TensorLike | None = None,
+    dtype: DTypeLike = np.float32,
+) -> jax.Array:
     dtype = as_dtype(dtype)
     if maxval is None:
         if jnp.issubdtype(dtype, jnp.integer):
@@ -99,63 +116,76 @@ def _uniform(draw: Callable[..., Any], shape: Any, minval: Any = 0, maxval: Any 
     return draw(_uniform_of, as_new_shape(shape), dtype, _like(minval, dtype), _like(maxval, dtype))
 
 
-def _full_of(key: Any, shape: Any, dtype: Any) -> Any:
+def _full_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
     bits = _flat(jax.random.bits, key, shape, np.dtype(f"u{dtype.itemsize}"))
     return jax.lax.bitcast_convert_type(bits, dtype)
 
 
-def _gamma_of(key: Any, shape: Any, dtype: Any, alpha: Any, beta: Any) -> Any:
+def _gamma_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, alpha: jax.Array, beta: jax.Array) -> jax.Array:
     return jax.random.gamma(key, alpha, shape, dtype) / beta
 
 
 def _gamma(
-    draw: Callable[..., Any], shape: Any, alpha: Any, beta: Any = None, dtype: Any = np.float32, whole: bool = False
-) -> Any:
+    draw: _Draw,
+    shape: ShapeLike,
+    alpha: TensorLike,
+    beta: TensorLike | None = None,
+    dtype: DTypeLike = np.float32,
+    whole: bool = False,
+) -> jax.Array:
     """Draws `shape` numbers from each distribution, unless `shape` is the `whole` shape."""
     dtype = as_dtype(dtype)
-    alpha, beta = _like(alpha, dtype), _like(1 if beta is None else beta, dtype)
-    shape = as_new_shape(shape) + (() if whole else np.broadcast_shapes(alpha.shape, beta.shape))
-    return draw(_gamma_of, shape, dtype, alpha, beta)
+    alphas, betas = _like(alpha, dtype), _like(1 if beta is None else beta, dtype)
+    drawn = as_new_shape(shape) + (() if whole else np.broadcast_shapes(alphas.shape, betas.shape))
+    return draw(_gamma_of, drawn, dtype, alphas, betas)
 
 
-def _poisson_of(key: Any, shape: Any, dtype: Any, lam: Any) -> Any:
+def _poisson_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, lam: jax.Array) -> jax.Array:
     return jax.random.poisson(key, lam, shape, np.int32).astype(dtype)
 
 
-def _poisson(draw: Callable[..., Any], shape: Any, lam: Any, dtype: Any = np.float32, whole: bool = False) -> Any:
-    lam = _like(lam, np.float32)
-    return draw(_poisson_of, as_new_shape(shape) + (() if whole else lam.shape), as_dtype(dtype), lam)
+def _poisson(
+    draw: _Draw, shape: ShapeLike, lam: TensorLike, dtype: DTypeLike = np.float32, whole: bool = False
+) -> jax.Array:
+    rates = _like(lam, np.float32)
+    return draw(_poisson_of, as_new_shape(shape) + (() if whole else rates.shape), as_dtype(dtype), rates)
 
 
-def _categorical_of(key: Any, shape: Any, dtype: Any, logits: Any) -> Any:
+def _categorical_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, logits: jax.Array) -> jax.Array:
     return jax.random.categorical(key, logits[:, None, :], shape=shape).astype(dtype)
 
 
-def _categorical(draw: Callable[..., Any], logits: Any, num_samples: Any, dtype: Any = np.int64) -> Any:
+def _categorical(
+    draw: _Draw, logits: TensorLike, num_samples: TensorLike, dtype: DTypeLike | None = np.int64
+) -> jax.Array:
     """Draws classes `[batch, num_samples]` from logits `[batch, classes]`."""
-    logits, (count,) = convert_to_tensor(logits), as_new_shape([num_samples])
+    scores, (count,) = convert_to_tensor(logits), as_new_shape([num_samples])
     dtype = np.dtype(np.int64) if dtype is None else as_dtype(dtype)
-    return draw(_categorical_of, (logits.shape[0], count), dtype, logits)
+    return draw(_categorical_of, (scores.shape[0], count), dtype, scores)
 
 
-def _binomial_of(key: Any, shape: Any, dtype: Any, counts: Any, probs: Any) -> Any:
+def _binomial_of(
+    key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, counts: jax.Array, probs: jax.Array
+) -> jax.Array:
     return jax.random.binomial(key, counts, probs, shape).astype(dtype)
 
 
-def _binomial(draw: Callable[..., Any], shape: Any, counts: Any, probs: Any, dtype: Any = np.int32) -> Any:
-    counts, probs = _like(counts, np.float32), _like(probs, np.float32)
-    return draw(_binomial_of, as_new_shape(shape), as_dtype(dtype), counts, probs)
+def _binomial(
+    draw: _Draw, shape: ShapeLike, counts: TensorLike, probs: TensorLike, dtype: DTypeLike = np.int32
+) -> jax.Array:
+    parameters = _like(counts, np.float32), _like(probs, np.float32)
+    return draw(_binomial_of, as_new_shape(shape), as_dtype(dtype), *parameters)
 
 
-def _shuffled_of(key: Any, shape: Any, dtype: Any, value: Any) -> Any:
+def _shuffled_of(key: jax.Array, shape: None, dtype: None, value: jax.Array) -> jax.Array:
     return jax.random.permutation(key, value)
 
 
-def _shuffled(draw: Callable[..., Any], value: Any) -> Any:
+def _shuffled(draw: _Draw, value: TensorLike) -> jax.Array:
     return draw(_shuffled_of, None, None, convert_to_tensor(value))
 
 
-def _like(value: Any, dtype: Any) -> Any:
+def _like(value: TensorLike, dtype: np.dtype | type) -> jax.Array | np.ndarray:
     """Converts a parameter to the dtype of the drawn numbers. Values on the host stay there, as inputs of the
     program.
     """
@@ -168,7 +198,9 @@ def _like(value: Any, dtype: Any) -> Any:
 class Generator:
     """A stream of random numbers. If it is created in a strategy's scope, each replica has a stream of its own."""
 
-    def __init__(self, copy_from: Any = None, state: Any = None, alg: Any = None):
+    def __init__(
+        self, copy_from: Generator | Variable | None = None, state: TensorLike | None = None, alg: object = None
+    ):
         if isinstance(copy_from, Variable):
             self._state = copy_from
             return
@@ -179,25 +211,25 @@ class Generator:
         self._state = _variable(state)
 
     @classmethod
-    def from_seed(cls, seed: int, alg: Any = None) -> Generator:
+    def from_seed(cls, seed: int, alg: object = None) -> Generator:
         """Returns a generator whose stream depends on `seed` alone."""
         return cls(state=[seed, 0])
 
     @classmethod
-    def from_state(cls, state: Any, alg: Any = None) -> Generator:
+    def from_state(cls, state: TensorLike, alg: object = None) -> Generator:
         """Returns a generator that continues from a state."""
         return cls(state=state)
 
     @classmethod
-    def from_non_deterministic_state(cls, alg: Any = None) -> Generator:
+    def from_non_deterministic_state(cls, alg: object = None) -> Generator:
         """Returns a generator with a stream of its own in each run."""
         return cls.from_seed(int(np.random.SeedSequence().generate_state(1)[0]))
 
-    def _tracked(self) -> dict[str, Any]:
+    def _tracked(self) -> dict[str, Variable]:
         return {"_state_var": self._state}  # what a checkpoint saves
 
     @property
-    def state(self) -> Any:
+    def state(self) -> Variable:
         """The variable with the seed and the number of draws."""
         return self._state
 
@@ -207,11 +239,11 @@ class Generator:
         return Algorithm.THREEFRY.value
 
     @property
-    def key(self) -> Any:
+    def key(self) -> jax.Array:
         """The seed."""
         return self._state.value()[0]
 
-    def reset(self, state: Any) -> None:
+    def reset(self, state: TensorLike) -> None:
         """Continues from a state."""
         self._state.assign(_as_state(state))
 
@@ -228,49 +260,75 @@ class Generator:
         seeds = np.asarray(self._draw(_full_of, (count, 2), np.dtype(np.uint32)))
         return [type(self)(state=seed) for seed in seeds]
 
-    def make_seeds(self, count: int = 1) -> Any:
+    def make_seeds(self, count: int = 1) -> jax.Array:
         """Returns seeds `[2, count]`; each column is a seed for the stateless functions."""
         return self._draw(_full_of, (2, count), np.dtype(np.uint32)).astype(np.int64)
 
-    def _draw(self, sample: Any, shape: Any, dtype: Any, *parameters: Any) -> Any:
+    def _draw(
+        self, sample: _Draw, shape: tuple[int, ...], dtype: np.dtype, *parameters: jax.Array | np.ndarray
+    ) -> jax.Array:
         # Two programs, since a state that the drawing program returned would be lost if it ran out of memory.
         words, state = keys.of_state(self._state.value(), keys.replica())
         drawn = _drawn(sample, words, shape, dtype, *parameters)
         self._state.assign(state, read_value=False)
         return drawn
 
-    def normal(self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, name: Any = None) -> Any:
+    def normal(
+        self,
+        shape: ShapeLike,
+        mean: TensorLike = 0.0,
+        stddev: TensorLike = 1.0,
+        dtype: DTypeLike = np.float32,
+        name: str | None = None,
+    ) -> jax.Array:
         """Draws normally distributed numbers."""
         return _normal(self._draw, shape, mean, stddev, dtype)
 
     def truncated_normal(
-        self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, name: Any = None
-    ) -> Any:
+        self,
+        shape: ShapeLike,
+        mean: TensorLike = 0.0,
+        stddev: TensorLike = 1.0,
+        dtype: DTypeLike = np.float32,
+        name: str | None = None,
+    ) -> jax.Array:
         """Draws normally distributed numbers within two standard deviations of the mean."""
         return _truncated(self._draw, shape, mean, stddev, dtype)
 
     def uniform(
-        self, shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32, name: Any = None
-    ) -> Any:
+        self,
+        shape: ShapeLike,
+        minval: TensorLike = 0,
+        maxval: TensorLike | None = None,
+        dtype: DTypeLike = np.float32,
+        name: str | None = None,
+    ) -> jax.Array:
         """Draws uniformly distributed numbers from `minval` up to, not including, `maxval` (1 by default)."""
         return _uniform(self._draw, shape, minval, maxval, dtype)
 
-    def uniform_full_int(self, shape: Any, dtype: Any = np.uint64, name: Any = None) -> Any:
+    def uniform_full_int(self, shape: ShapeLike, dtype: DTypeLike = np.uint64, name: str | None = None) -> jax.Array:
         """Draws integers from the full range of the dtype."""
         dtype = np.dtype(as_dtype(dtype))
         return self._draw(_full_of, as_new_shape(shape), dtype)
 
-    def binomial(self, shape: Any, counts: Any, probs: Any, dtype: Any = np.int32, name: Any = None) -> Any:
+    def binomial(
+        self,
+        shape: ShapeLike,
+        counts: TensorLike,
+        probs: TensorLike,
+        dtype: DTypeLike = np.int32,
+        name: str | None = None,
+    ) -> jax.Array:
         """Draws from binomial distributions: the number of successes in `counts` trials with probability `probs`."""
         return _binomial(self._draw, shape, counts, probs, dtype)
 
 
-def _as_state(state: Any) -> np.ndarray:
+def _as_state(state: TensorLike) -> np.ndarray:
     """Converts integers to the words of a state; only the lower 32 bits are used."""
     return (np.asarray(state).astype(np.int64) & 0xFFFFFFFF).astype(np.uint32)[:2]
 
 
-def _variable(state: Any) -> Variable:
+def _variable(state: TensorLike) -> Variable:
     return Variable(lambda: _as_state(state), trainable=False, name="generator", copies_may_differ=True)
 
 
@@ -306,41 +364,77 @@ def set_seed(seed: int | None) -> None:
     _global.pop("by default", None)
 
 
-def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, seed: Any = None, name: Any = None):
+def normal(
+    shape: ShapeLike,
+    mean: TensorLike = 0.0,
+    stddev: TensorLike = 1.0,
+    dtype: DTypeLike = np.float32,
+    seed: SupportsInt | None = None,
+    name: str | None = None,
+) -> jax.Array:
     """Draws normally distributed numbers."""
     return _normal(_of_op("normal", as_dtype(dtype), seed), shape, mean, stddev, dtype)
 
 
 def truncated_normal(
-    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, seed: Any = None, name: Any = None
-) -> Any:
+    shape: ShapeLike,
+    mean: TensorLike = 0.0,
+    stddev: TensorLike = 1.0,
+    dtype: DTypeLike = np.float32,
+    seed: SupportsInt | None = None,
+    name: str | None = None,
+) -> jax.Array:
     """Draws normally distributed numbers within two standard deviations of the mean."""
     return _truncated(_of_op("truncated_normal", as_dtype(dtype), seed), shape, mean, stddev, dtype)
 
 
 def uniform(
-    shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32, seed: Any = None, name: Any = None
-):
+    shape: ShapeLike,
+    minval: TensorLike = 0,
+    maxval: TensorLike | None = None,
+    dtype: DTypeLike = np.float32,
+    seed: SupportsInt | None = None,
+    name: str | None = None,
+) -> jax.Array:
     """Draws uniformly distributed numbers from `minval` up to, not including, `maxval` (1 by default)."""
     return _uniform(_of_op("uniform", as_dtype(dtype), seed), shape, minval, maxval, dtype)
 
 
-def gamma(shape: Any, alpha: Any, beta: Any = None, dtype: Any = np.float32, seed: Any = None, name: Any = None) -> Any:
+def gamma(
+    shape: ShapeLike,
+    alpha: TensorLike,
+    beta: TensorLike | None = None,
+    dtype: DTypeLike = np.float32,
+    seed: SupportsInt | None = None,
+    name: str | None = None,
+) -> jax.Array:
     """Draws `shape` numbers from each of the gamma distributions."""
     return _gamma(_of_op("gamma", as_dtype(dtype), seed), shape, alpha, beta, dtype)
 
 
-def poisson(shape: Any, lam: Any, dtype: Any = np.float32, seed: Any = None, name: Any = None) -> Any:
+def poisson(
+    shape: ShapeLike,
+    lam: TensorLike,
+    dtype: DTypeLike = np.float32,
+    seed: SupportsInt | None = None,
+    name: str | None = None,
+) -> jax.Array:
     """Draws `shape` numbers from each of the Poisson distributions."""
     return _poisson(_of_op("poisson", as_dtype(dtype), seed), shape, lam, dtype)
 
 
-def categorical(logits: Any, num_samples: Any, dtype: Any = None, seed: Any = None, name: Any = None) -> Any:
+def categorical(
+    logits: TensorLike,
+    num_samples: TensorLike,
+    dtype: DTypeLike | None = None,
+    seed: SupportsInt | None = None,
+    name: str | None = None,
+) -> jax.Array:
     """Draws classes `[batch, num_samples]` from logits `[batch, classes]`."""
     return _categorical(_of_op("categorical", dtype, seed), logits, num_samples, dtype)
 
 
-def shuffle(value: Any, seed: Any = None, name: Any = None) -> Any:
+def shuffle(value: TensorLike, seed: SupportsInt | None = None, name: str | None = None) -> jax.Array:
     """Returns the rows in random order."""
     return _shuffled(_of_op("shuffle", None, seed), value)
 
@@ -348,92 +442,109 @@ def shuffle(value: Any, seed: Any = None, name: Any = None) -> Any:
 # Stateless functions: the numbers depend on `seed` (two integers) alone.
 
 
-def _words(seed: Any) -> Any:
+def _words(seed: TensorLike) -> jax.Array | np.ndarray:
     """Returns the words of a key, which are the two integers of `seed`."""
+    words: jax.Array | np.ndarray
     if isinstance(seed, (list, tuple)) and all(isinstance(n, (int, np.integer)) for n in seed):
-        seed = np.asarray([int(n) & 0xFFFFFFFF for n in seed], np.uint32)
+        words = np.asarray([int(n) & 0xFFFFFFFF for n in seed], np.uint32)
     else:
-        seed = convert_to_tensor(seed)
-    if seed.shape != (2,):
-        raise ValueError(f"seed must have shape [2], got {list(seed.shape)}.")
-    return seed
+        words = convert_to_tensor(seed)
+    if words.shape != (2,):
+        raise ValueError(f"seed must have shape [2], got {list(words.shape)}.")
+    return words
 
 
 def stateless_uniform(
-    shape: Any,
-    seed: Any,
-    minval: Any = 0,
-    maxval: Any = None,
-    dtype: Any = np.float32,
-    name: Any = None,
-    alg: Any = "auto_select",
-) -> Any:
+    shape: ShapeLike,
+    seed: TensorLike,
+    minval: TensorLike = 0,
+    maxval: TensorLike | None = None,
+    dtype: DTypeLike = np.float32,
+    name: str | None = None,
+    alg: object = "auto_select",
+) -> jax.Array:
     """Draws uniformly distributed numbers that depend on `seed` (two integers) alone."""
     return _uniform(_of_seed(seed), shape, minval, maxval, dtype)
 
 
 def stateless_normal(
-    shape: Any,
-    seed: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = np.float32,
-    name: Any = None,
-    alg: Any = "auto_select",
-) -> Any:
+    shape: ShapeLike,
+    seed: TensorLike,
+    mean: TensorLike = 0.0,
+    stddev: TensorLike = 1.0,
+    dtype: DTypeLike = np.float32,
+    name: str | None = None,
+    alg: object = "auto_select",
+) -> jax.Array:
     """Draws normally distributed numbers that depend on `seed` (two integers) alone."""
     return _normal(_of_seed(seed), shape, mean, stddev, dtype)
 
 
 def stateless_truncated_normal(
-    shape: Any,
-    seed: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = np.float32,
-    name: Any = None,
-    alg: Any = "auto_select",
-) -> Any:
+    shape: ShapeLike,
+    seed: TensorLike,
+    mean: TensorLike = 0.0,
+    stddev: TensorLike = 1.0,
+    dtype: DTypeLike = np.float32,
+    name: str | None = None,
+    alg: object = "auto_select",
+) -> jax.Array:
     """Draws normal numbers within two standard deviations that depend on `seed` (two integers) alone."""
     return _truncated(_of_seed(seed), shape, mean, stddev, dtype)
 
 
 def stateless_gamma(
-    shape: Any, seed: Any, alpha: Any, beta: Any = None, dtype: Any = np.float32, name: Any = None
-) -> Any:
+    shape: ShapeLike,
+    seed: TensorLike,
+    alpha: TensorLike,
+    beta: TensorLike | None = None,
+    dtype: DTypeLike = np.float32,
+    name: str | None = None,
+) -> jax.Array:
     """Draws from gamma distributions by `seed` (two integers) alone; the shape ends with alpha's."""
     return _gamma(_of_seed(seed), shape, alpha, beta, dtype, whole=True)
 
 
-def stateless_poisson(shape: Any, seed: Any, lam: Any, dtype: Any = np.int32, name: Any = None) -> Any:
+def stateless_poisson(
+    shape: ShapeLike, seed: TensorLike, lam: TensorLike, dtype: DTypeLike = np.int32, name: str | None = None
+) -> jax.Array:
     """Draws from Poisson distributions by `seed` (two integers) alone; the shape ends with lam's."""
     return _poisson(_of_seed(seed), shape, lam, dtype, whole=True)
 
 
 def stateless_binomial(
-    shape: Any, seed: Any, counts: Any, probs: Any, output_dtype: Any = np.int32, name: Any = None
-) -> Any:
+    shape: ShapeLike,
+    seed: TensorLike,
+    counts: TensorLike,
+    probs: TensorLike,
+    output_dtype: DTypeLike = np.int32,
+    name: str | None = None,
+) -> jax.Array:
     """Draws from binomial distributions of `counts` trials by `seed` (two integers) alone."""
     return _binomial(_of_seed(seed), shape, counts, probs, output_dtype)
 
 
-def stateless_categorical(logits: Any, num_samples: Any, seed: Any, dtype: Any = np.int64, name: Any = None) -> Any:
+def stateless_categorical(
+    logits: TensorLike, num_samples: TensorLike, seed: TensorLike, dtype: DTypeLike = np.int64, name: str | None = None
+) -> jax.Array:
     """Draws classes by their logits, depending on `seed` (two integers) alone."""
     return _categorical(_of_seed(seed), logits, num_samples, dtype)
 
 
-def stateless_shuffle(value: Any, seed: Any, alg: Any = "auto_select", name: Any = None) -> Any:
+def stateless_shuffle(
+    value: TensorLike, seed: TensorLike, alg: object = "auto_select", name: str | None = None
+) -> jax.Array:
     """Returns the rows in an order that depends on `seed` (two integers) alone."""
     return _shuffled(_of_seed(seed), value)
 
 
-def split(seed: Any, num: int = 2, alg: Any = "auto_select") -> Any:
+def split(seed: TensorLike, num: int = 2, alg: object = "auto_select") -> jax.Array:
     """Returns `[num, 2]` seeds that depend on `seed` (two integers) alone."""
     split_keys = jax.random.split(keys.wrapped(_words(seed)), num)
     return jax.random.key_data(split_keys).view(np.int32).astype(convert_to_tensor(seed).dtype)
 
 
-def fold_in(seed: Any, data: Any, alg: Any = "auto_select") -> Any:
+def fold_in(seed: TensorLike, data: TensorLike, alg: object = "auto_select") -> jax.Array:
     """Returns a seed that depends on `seed` (two integers) and on a number."""
     key = jax.random.fold_in(keys.wrapped(_words(seed)), convert_to_tensor(data))
     return jax.random.key_data(key).view(np.int32).astype(convert_to_tensor(seed).dtype)

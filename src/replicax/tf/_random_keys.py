@@ -12,7 +12,7 @@ import functools
 import threading
 import weakref
 import zlib
-from typing import Any
+from typing import SupportsInt, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,32 +24,35 @@ from replicax._engine import modes
 from replicax._tracing import context as _context
 from replicax._tracing import frames
 from replicax._variables.resource import ResourceVariable
+from replicax.tf._types import DTypeLike
 
 # Named, so that the numbers do not depend on JAX's setting for its default generator.
 _IMPLEMENTATION = "threefry2x32"
 _MASK = 0xFFFFFFFF
+# What distinguishes the counters of calls with a seed: op, dtype and seed. () is for all calls without one.
+_Tag: TypeAlias = "tuple[()] | tuple[str, DTypeLike | None, int]"
 _OF_OPS = 87654321  # the global seed where an op names a seed and `set_seed` was not called, as in TensorFlow
 
 
-def wrapped(words: Any) -> Any:
+def wrapped(words: jax.Array | np.ndarray) -> jax.Array:
     """Returns the key of two words (integers) in the form that `jax.random` takes."""
-    return jax.random.wrap_key_data(words.astype(np.uint32), impl=_IMPLEMENTATION)
+    return jax.random.wrap_key_data(words.astype(np.uint32), impl=_IMPLEMENTATION)  # type: ignore[arg-type]
 
 
 @functools.partial(jax.jit, inline=True)
-def of_state(state: Any, replica: Any) -> tuple[Any, Any]:
+def of_state(state: jax.Array, replica: int | jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the key's words for a generator in this state, different on each replica, and the next state."""
     # Keys only have to differ; the seeds that users choose for two generators are close to each other.
     words = state + jnp.stack([jnp.asarray(replica, np.uint32) * np.uint32(0x9E3779B9), np.uint32(0)])
     return words, state + np.asarray([0, 1], np.uint32)
 
 
-def of_op(op: str, dtype: Any, seed: Any) -> Any:
+def of_op(op: str, dtype: DTypeLike | None, seed: SupportsInt | None) -> jax.Array | np.ndarray:
     """Returns the key's words for the next call of an op without a generator, different on each replica.
 
     They are the random 64 bits with which the counter starts, plus the replica and the count.
     """
-    tag = () if seed is None else (op, dtype, int(seed))
+    tag: _Tag = () if seed is None else (op, dtype, int(seed))
     running = modes.running()
     if isinstance(frames.frame(), frames.TraceFrame) and not jax_internals.is_eager(frames.untaped_trace()):
         state = _of_function(running).state(tag, 0 if running is None or not tag else running.number(tag))
@@ -64,7 +67,7 @@ def of_op(op: str, dtype: Any, seed: Any) -> Any:
     return np.asarray([(start[0] + who) & _MASK, (start[1] + count) & _MASK], np.uint32)
 
 
-def replica() -> Any:
+def replica() -> int | jax.Array:
     """Returns the number of the current replica, 0 outside of replicas."""
     context = _context.get_replica_context()
     return 0 if context is None else context.replica_id_in_sync_group
@@ -75,7 +78,7 @@ _lock = threading.RLock()
 _NEXT = np.asarray([0, 0, 1], np.uint32)
 
 
-def _start(tag: tuple[Any, ...], chance: int, stream: int) -> list[int]:
+def _start(tag: _Tag, chance: int, stream: int) -> list[int]:
     """Returns the two words with which a counter starts."""
     if tag:
         op, dtype, seed = tag
@@ -98,9 +101,9 @@ class _Eager:
 
     def reset(self) -> None:
         self._chance = _by_chance()
-        self._counters: dict[Any, tuple[list[int], dict[int, int]]] = {}
+        self._counters: dict[_Tag, tuple[list[int], dict[int, int]]] = {}
 
-    def take(self, tag: tuple[Any, ...], replica: int) -> tuple[list[int], int]:
+    def take(self, tag: _Tag, replica: int) -> tuple[list[int], int]:
         with _lock:
             counter = self._counters.get(tag)
             if counter is None:
@@ -114,8 +117,8 @@ class _OfFunction:
     """The counters of a function, in variables, since its programs have to advance them."""
 
     def __init__(self) -> None:
-        self._states: dict[Any, ResourceVariable] = {}
-        self._taken: dict[Any, tuple[int, dict[int, int]]] = {}  # draws of eager replicas since the given count
+        self._states: dict[tuple[_Tag, int], ResourceVariable] = {}
+        self._taken: dict[_Tag, tuple[int, dict[int, int]]] = {}  # draws of eager replicas since the given count
         self._chance = _by_chance()
 
     def reset(self) -> None:
@@ -125,7 +128,7 @@ class _OfFunction:
         for (tag, _), state in self._states.items():
             self._write(state, self._first(tag))
 
-    def state(self, tag: tuple[Any, ...], number: int) -> ResourceVariable:
+    def state(self, tag: _Tag, number: int) -> ResourceVariable:
         """Returns the variable for the `number`th call with this seed, or the one for all calls without a seed."""
         with _lock:
             if (tag, number) not in self._states:
@@ -135,7 +138,7 @@ class _OfFunction:
                 self._states[tag, number] = state
             return self._states[tag, number]
 
-    def take(self, tag: tuple[Any, ...], replica: int) -> tuple[list[int], int]:
+    def take(self, tag: _Tag, replica: int) -> tuple[list[int], int]:
         """Returns the next count while the function's Python code runs eagerly; each replica counts by itself."""
         state = self.state(tag, 0)
         with _lock:
@@ -150,7 +153,7 @@ class _OfFunction:
                 self._taken[tag] = begun, counts
             return value[:2].tolist(), begun + count - 1
 
-    def _first(self, tag: tuple[Any, ...]) -> np.ndarray:
+    def _first(self, tag: _Tag) -> np.ndarray:
         return np.asarray([*_start(tag, self._chance, 1), 0], np.uint32)
 
     def _write(self, state: ResourceVariable, value: np.ndarray) -> None:
@@ -164,7 +167,7 @@ _functions: weakref.WeakSet[_OfFunction] = weakref.WeakSet()
 _outside = _OfFunction()  # for code that is traced outside of functions, where no variable can be advanced
 
 
-def _of_function(running: Any) -> _OfFunction:
+def _of_function(running: modes.Running | None) -> _OfFunction:
     if running is None:
         return _outside
     with _lock:
