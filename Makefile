@@ -32,8 +32,8 @@ NEWEST := .venv-newest
 TENSORFLOW := .venv-tensorflow
 
 PIP := -m pip --disable-pip-version-check install --quiet --quiet
-# Tests that run at a time; some wait for other processes more than they compute.
-PYTEST_WORKERS ?= 2
+# Tests that run at a time: one more than two cores, since some wait for other processes more than they compute.
+PYTEST_WORKERS ?= 3
 PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist worksteal --durations=15
 STARTED := $(shell date +%s)
 # What `make test-quick` runs, without the tests that start processes: the essentials, over one strategy.
