@@ -13,7 +13,6 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from replicax._base.errors import InvalidArgumentError
-from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import TensorShape, as_dtype
 from replicax._control_flow import traced_block
 from replicax._tracing import autograph_switch, frames
@@ -445,44 +444,6 @@ def _nhwc(input: TensorLike, data_format: str) -> jax.Array:
         raise ValueError(f'data_format must be "NHWC" or "NCHW", got {data_format!r}.')
     x = convert_to_tensor(input)
     return jnp.moveaxis(x, 1, -1) if data_format == "NCHW" else x
-
-
-# Dtypes.
-
-
-@static
-def cast(x: TensorLike | IndexedSlices, dtype: DTypeLike, name: str | None = None) -> Any:
-    """Casts the tensor to another dtype: floats are truncated to integers, complex numbers to their real part."""
-    if isinstance(x, IndexedSlices):
-        return IndexedSlices(cast(x.values, dtype), x.indices, x.dense_shape)
-    tensor, dtype = convert_to_tensor(x), as_dtype(dtype)
-    if jnp.iscomplexobj(tensor) and not jnp.issubdtype(dtype, jnp.complexfloating) and dtype != np.bool_:
-        tensor = jnp.real(tensor)
-    return tensor.astype(dtype)
-
-
-def saturate_cast(value: TensorLike, dtype: DTypeLike, name: str | None = None) -> jax.Array:
-    """Casts like `cast`, but clips values to the range of the dtype."""
-    tensor, dtype = convert_to_tensor(value), as_dtype(dtype)
-    info = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype)
-    own = jnp.iinfo(tensor.dtype) if jnp.issubdtype(tensor.dtype, jnp.integer) else jnp.finfo(tensor.dtype)
-    low, high = builtins.max(info.min, own.min), builtins.min(info.max, own.max)
-    if jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(tensor.dtype, jnp.floating):
-        while (
-            float(np.asarray(high, tensor.dtype)) > info.max
-        ):  # the largest float that the integer dtype can represent
-            high = np.nextafter(np.asarray(high, tensor.dtype), np.asarray(0, tensor.dtype))
-    return jnp.clip(tensor, of_dtype(low, tensor.dtype), of_dtype(high, tensor.dtype)).astype(dtype)
-
-
-def bitcast(input: TensorLike, type: DTypeLike, name: str | None = None) -> jax.Array:
-    """Returns the tensor's bytes as another dtype; if the item sizes differ, the last dimension changes."""
-    return jax.lax.bitcast_convert_type(convert_to_tensor(input), as_dtype(type))
-
-
-def complex(real: TensorLike, imag: TensorLike, name: str | None = None) -> jax.Array:
-    """Returns complex numbers with these real and imaginary parts."""
-    return jax.lax.complex(convert_to_tensor(real), convert_to_tensor(imag))
 
 
 _operations.operations(globals())

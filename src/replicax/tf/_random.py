@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import enum
-import functools
-import math
-from collections.abc import Callable
-from typing import SupportsInt, TypeAlias
+from typing import SupportsInt
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from replicax._base.specs import as_dtype
 from replicax._variables.variable import Variable
+from replicax.tf import _draws
 from replicax.tf import _random_keys as keys
-from replicax.tf._ops import as_new_shape, convert_to_tensor, of_dtype
+from replicax.tf._ops import as_new_shape, convert_to_tensor
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
-
-_Draw: TypeAlias = Callable[..., jax.Array]
 
 
 class Algorithm(enum.Enum):
@@ -27,172 +22,6 @@ class Algorithm(enum.Enum):
     PHILOX = 1
     THREEFRY = 2
     AUTO_SELECT = 3
-
-
-# Numbers from a key's words. Each kind is one program for each shape and dtype, called alone or within another.
-
-
-@functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _drawn(
-    sample: _Draw, words: jax.Array, shape: tuple[int, ...] | None, dtype: np.dtype | None, *parameters: jax.Array
-) -> jax.Array:
-    return sample(keys.wrapped(words), shape, dtype, *parameters)
-
-
-# The functions below draw with this function. They call it with the arguments of `_drawn` except the words, after these
-# have been checked, so that a call that fails does not advance a counter.
-
-
-def _of_op(op: str, dtype: DTypeLike | None, seed: SupportsInt | None) -> _Draw:
-    return lambda sample, *arguments: _drawn(sample, keys.of_op(op, dtype, seed), *arguments)
-
-
-def _of_seed(seed: TensorLike) -> _Draw:
-    return lambda sample, *arguments: _drawn(sample, _words(seed), *arguments)
-
-
-def _flat(draw: _Draw, key: jax.Array, shape: tuple[int, ...], *parameters: object) -> jax.Array:
-    """Draws the same numbers as `draw(key, shape)`, for which XLA takes several times as long to compile."""
-    return draw(key, (math.prod(shape),), *parameters).reshape(shape)
-
-
-def _normal_of(
-    key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, mean: jax.Array, stddev: jax.Array
-) -> jax.Array:
-    if dtype == np.float64:  # `jax.random.normal` fails for it, as `jax.random.truncated_normal` does, see below
-        part = _flat(jax.random.uniform, key, shape, dtype, np.nextafter(-1.0, 0.0), 1.0)
-        drawn = math.sqrt(2) * jax.lax.erf_inv(part)
-    else:
-        drawn = _flat(jax.random.normal, key, shape, dtype)
-    return drawn * stddev + mean
-
-
-def _normal(
-    draw: _Draw, shape: ShapeLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, dtype: DTypeLike = np.float32
-) -> jax.Array:
-    dtype = as_dtype(dtype)
-    return draw(_normal_of, as_new_shape(shape), dtype, _like(mean, dtype), _like(stddev, dtype))
-
-
-def _truncated_of(
-    key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, mean: jax.Array, stddev: jax.Array
-) -> jax.Array:
-    # `jax.random.truncated_normal` fails for float64 if `jax_enable_x64` is off (JAX 0.10 to 0.12).
-    within = math.erf(math.sqrt(2))  # the part of a normal distribution within two standard deviations
-    part = _flat(jax.random.uniform, key, shape, dtype, -within, within)
-    return math.sqrt(2) * jax.lax.erf_inv(part) * stddev + mean
-
-
-def _truncated(
-    draw: _Draw, shape: ShapeLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, dtype: DTypeLike = np.float32
-) -> jax.Array:
-    dtype = as_dtype(dtype)
-    return draw(_truncated_of, as_new_shape(shape), dtype, _like(mean, dtype), _like(stddev, dtype))
-
-
-def _uniform_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, low: jax.Array, high: jax.Array) -> jax.Array:
-    if not jnp.issubdtype(dtype, jnp.integer):
-        return jnp.maximum(low, _flat(jax.random.uniform, key, shape, dtype) * (high - low) + low)
-    if np.dtype(dtype).itemsize < 8:
-        draw = _flat if low.ndim == high.ndim == 0 else lambda draw, *arguments: draw(*arguments)
-        return draw(jax.random.randint, key, shape, low, high, dtype)
-    # `randint` cuts wide bounds off if `jax_enable_x64` is off (JAX 0.10 to 0.12).
-    span = jnp.maximum(high - low, 1).astype(np.uint64)
-    return low + (_flat(jax.random.bits, key, shape, np.uint64) % span).astype(dtype)
-
-
-def _uniform(
-    draw: _Draw,
-    shape: ShapeLike,
-    minval: TensorLike = 0,
-    maxval: TensorLike | None = None,
-    dtype: DTypeLike = np.float32,
-) -> jax.Array:
-    dtype = as_dtype(dtype)
-    if maxval is None:
-        if jnp.issubdtype(dtype, jnp.integer):
-            raise ValueError(f"Must specify maxval for integer dtype {dtype}.")
-        maxval = 1
-    return draw(_uniform_of, as_new_shape(shape), dtype, _like(minval, dtype), _like(maxval, dtype))
-
-
-def _full_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-    bits = _flat(jax.random.bits, key, shape, np.dtype(f"u{dtype.itemsize}"))
-    return jax.lax.bitcast_convert_type(bits, dtype)
-
-
-def _gamma_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, alpha: jax.Array, beta: jax.Array) -> jax.Array:
-    return jax.random.gamma(key, alpha, shape, dtype) / beta
-
-
-def _gamma(
-    draw: _Draw,
-    shape: ShapeLike,
-    alpha: TensorLike,
-    beta: TensorLike | None = None,
-    dtype: DTypeLike = np.float32,
-    whole: bool = False,
-) -> jax.Array:
-    """Draws `shape` numbers from each distribution, unless `shape` is the `whole` shape."""
-    dtype = as_dtype(dtype)
-    alphas, betas = _like(alpha, dtype), _like(1 if beta is None else beta, dtype)
-    drawn = as_new_shape(shape) + (() if whole else np.broadcast_shapes(alphas.shape, betas.shape))
-    return draw(_gamma_of, drawn, dtype, alphas, betas)
-
-
-def _poisson_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, lam: jax.Array) -> jax.Array:
-    return jax.random.poisson(key, lam, shape, np.int32).astype(dtype)
-
-
-def _poisson(
-    draw: _Draw, shape: ShapeLike, lam: TensorLike, dtype: DTypeLike = np.float32, whole: bool = False
-) -> jax.Array:
-    rates = _like(lam, np.float32)
-    return draw(_poisson_of, as_new_shape(shape) + (() if whole else rates.shape), as_dtype(dtype), rates)
-
-
-def _categorical_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, logits: jax.Array) -> jax.Array:
-    return jax.random.categorical(key, logits[:, None, :], shape=shape).astype(dtype)
-
-
-def _categorical(
-    draw: _Draw, logits: TensorLike, num_samples: TensorLike, dtype: DTypeLike | None = np.int64
-) -> jax.Array:
-    """Draws classes `[batch, num_samples]` from logits `[batch, classes]`."""
-    scores, (count,) = convert_to_tensor(logits), as_new_shape([num_samples])
-    dtype = np.dtype(np.int64) if dtype is None else as_dtype(dtype)
-    return draw(_categorical_of, (scores.shape[0], count), dtype, scores)
-
-
-def _binomial_of(
-    key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, counts: jax.Array, probs: jax.Array
-) -> jax.Array:
-    return jax.random.binomial(key, counts, probs, shape).astype(dtype)
-
-
-def _binomial(
-    draw: _Draw, shape: ShapeLike, counts: TensorLike, probs: TensorLike, dtype: DTypeLike = np.int32
-) -> jax.Array:
-    parameters = _like(counts, np.float32), _like(probs, np.float32)
-    return draw(_binomial_of, as_new_shape(shape), as_dtype(dtype), *parameters)
-
-
-def _shuffled_of(key: jax.Array, shape: None, dtype: None, value: jax.Array) -> jax.Array:
-    return jax.random.permutation(key, value)
-
-
-def _shuffled(draw: _Draw, value: TensorLike) -> jax.Array:
-    return draw(_shuffled_of, None, None, convert_to_tensor(value))
-
-
-def _like(value: TensorLike, dtype: np.dtype | type) -> jax.Array | np.ndarray:
-    """Converts a parameter to the dtype of the drawn numbers. Values on the host stay there, as inputs of the
-    program.
-    """
-    value = convert_to_tensor(value) if isinstance(value, Variable) else value
-    if isinstance(value, jax.Array):
-        return value if value.dtype == dtype else value.astype(dtype)
-    return np.asarray(value).astype(dtype) if np.dtype(dtype).itemsize < 8 else of_dtype(value, dtype)
 
 
 class Generator:
@@ -257,19 +86,19 @@ class Generator:
 
     def split(self, count: int = 1) -> list[Generator]:
         """Returns `count` generators with streams of their own."""
-        seeds = np.asarray(self._draw(_full_of, (count, 2), np.dtype(np.uint32)))
+        seeds = np.asarray(self._draw(_draws.full_of, (count, 2), np.dtype(np.uint32)))
         return [type(self)(state=seed) for seed in seeds]
 
     def make_seeds(self, count: int = 1) -> jax.Array:
         """Returns seeds `[2, count]`; each column is a seed for the stateless functions."""
-        return self._draw(_full_of, (2, count), np.dtype(np.uint32)).astype(np.int64)
+        return self._draw(_draws.full_of, (2, count), np.dtype(np.uint32)).astype(np.int64)
 
     def _draw(
-        self, sample: _Draw, shape: tuple[int, ...], dtype: np.dtype, *parameters: jax.Array | np.ndarray
+        self, sample: _draws.Draw, shape: tuple[int, ...], dtype: np.dtype, *parameters: jax.Array | np.ndarray
     ) -> jax.Array:
         # Two programs, since a state that the drawing program returned would be lost if it ran out of memory.
         words, state = keys.of_state(self._state.value(), keys.replica())
-        drawn = _drawn(sample, words, shape, dtype, *parameters)
+        drawn = _draws.drawn(sample, words, shape, dtype, *parameters)
         self._state.assign(state, read_value=False)
         return drawn
 
@@ -282,7 +111,7 @@ class Generator:
         name: str | None = None,
     ) -> jax.Array:
         """Draws normally distributed numbers."""
-        return _normal(self._draw, shape, mean, stddev, dtype)
+        return _draws.normal(self._draw, shape, mean, stddev, dtype)
 
     def truncated_normal(
         self,
@@ -293,7 +122,7 @@ class Generator:
         name: str | None = None,
     ) -> jax.Array:
         """Draws normally distributed numbers within two standard deviations of the mean."""
-        return _truncated(self._draw, shape, mean, stddev, dtype)
+        return _draws.truncated(self._draw, shape, mean, stddev, dtype)
 
     def uniform(
         self,
@@ -304,12 +133,12 @@ class Generator:
         name: str | None = None,
     ) -> jax.Array:
         """Draws uniformly distributed numbers from `minval` up to, not including, `maxval` (1 by default)."""
-        return _uniform(self._draw, shape, minval, maxval, dtype)
+        return _draws.uniform(self._draw, shape, minval, maxval, dtype)
 
     def uniform_full_int(self, shape: ShapeLike, dtype: DTypeLike = np.uint64, name: str | None = None) -> jax.Array:
         """Draws integers from the full range of the dtype."""
         dtype = np.dtype(as_dtype(dtype))
-        return self._draw(_full_of, as_new_shape(shape), dtype)
+        return self._draw(_draws.full_of, as_new_shape(shape), dtype)
 
     def binomial(
         self,
@@ -320,7 +149,7 @@ class Generator:
         name: str | None = None,
     ) -> jax.Array:
         """Draws from binomial distributions: the number of successes in `counts` trials with probability `probs`."""
-        return _binomial(self._draw, shape, counts, probs, dtype)
+        return _draws.binomial(self._draw, shape, counts, probs, dtype)
 
 
 def _as_state(state: TensorLike) -> np.ndarray:
@@ -373,7 +202,7 @@ def normal(
     name: str | None = None,
 ) -> jax.Array:
     """Draws normally distributed numbers."""
-    return _normal(_of_op("normal", as_dtype(dtype), seed), shape, mean, stddev, dtype)
+    return _draws.normal(_draws.of_op("normal", as_dtype(dtype), seed), shape, mean, stddev, dtype)
 
 
 def truncated_normal(
@@ -385,7 +214,7 @@ def truncated_normal(
     name: str | None = None,
 ) -> jax.Array:
     """Draws normally distributed numbers within two standard deviations of the mean."""
-    return _truncated(_of_op("truncated_normal", as_dtype(dtype), seed), shape, mean, stddev, dtype)
+    return _draws.truncated(_draws.of_op("truncated_normal", as_dtype(dtype), seed), shape, mean, stddev, dtype)
 
 
 def uniform(
@@ -397,7 +226,7 @@ def uniform(
     name: str | None = None,
 ) -> jax.Array:
     """Draws uniformly distributed numbers from `minval` up to, not including, `maxval` (1 by default)."""
-    return _uniform(_of_op("uniform", as_dtype(dtype), seed), shape, minval, maxval, dtype)
+    return _draws.uniform(_draws.of_op("uniform", as_dtype(dtype), seed), shape, minval, maxval, dtype)
 
 
 def gamma(
@@ -409,7 +238,7 @@ def gamma(
     name: str | None = None,
 ) -> jax.Array:
     """Draws `shape` numbers from each of the gamma distributions."""
-    return _gamma(_of_op("gamma", as_dtype(dtype), seed), shape, alpha, beta, dtype)
+    return _draws.gamma(_draws.of_op("gamma", as_dtype(dtype), seed), shape, alpha, beta, dtype)
 
 
 def poisson(
@@ -420,7 +249,7 @@ def poisson(
     name: str | None = None,
 ) -> jax.Array:
     """Draws `shape` numbers from each of the Poisson distributions."""
-    return _poisson(_of_op("poisson", as_dtype(dtype), seed), shape, lam, dtype)
+    return _draws.poisson(_draws.of_op("poisson", as_dtype(dtype), seed), shape, lam, dtype)
 
 
 def categorical(
@@ -431,27 +260,15 @@ def categorical(
     name: str | None = None,
 ) -> jax.Array:
     """Draws classes `[batch, num_samples]` from logits `[batch, classes]`."""
-    return _categorical(_of_op("categorical", dtype, seed), logits, num_samples, dtype)
+    return _draws.categorical(_draws.of_op("categorical", dtype, seed), logits, num_samples, dtype)
 
 
 def shuffle(value: TensorLike, seed: SupportsInt | None = None, name: str | None = None) -> jax.Array:
     """Returns the rows in random order."""
-    return _shuffled(_of_op("shuffle", None, seed), value)
+    return _draws.shuffled(_draws.of_op("shuffle", None, seed), value)
 
 
 # Stateless functions: the numbers depend on `seed` (two integers) alone.
-
-
-def _words(seed: TensorLike) -> jax.Array | np.ndarray:
-    """Returns the words of a key, which are the two integers of `seed`."""
-    words: jax.Array | np.ndarray
-    if isinstance(seed, (list, tuple)) and all(isinstance(n, (int, np.integer)) for n in seed):
-        words = np.asarray([int(n) & 0xFFFFFFFF for n in seed], np.uint32)
-    else:
-        words = convert_to_tensor(seed)
-    if words.shape != (2,):
-        raise ValueError(f"seed must have shape [2], got {list(words.shape)}.")
-    return words
 
 
 def stateless_uniform(
@@ -464,7 +281,7 @@ def stateless_uniform(
     alg: object = "auto_select",
 ) -> jax.Array:
     """Draws uniformly distributed numbers that depend on `seed` (two integers) alone."""
-    return _uniform(_of_seed(seed), shape, minval, maxval, dtype)
+    return _draws.uniform(_draws.of_seed(seed), shape, minval, maxval, dtype)
 
 
 def stateless_normal(
@@ -477,7 +294,7 @@ def stateless_normal(
     alg: object = "auto_select",
 ) -> jax.Array:
     """Draws normally distributed numbers that depend on `seed` (two integers) alone."""
-    return _normal(_of_seed(seed), shape, mean, stddev, dtype)
+    return _draws.normal(_draws.of_seed(seed), shape, mean, stddev, dtype)
 
 
 def stateless_truncated_normal(
@@ -490,7 +307,7 @@ def stateless_truncated_normal(
     alg: object = "auto_select",
 ) -> jax.Array:
     """Draws normal numbers within two standard deviations that depend on `seed` (two integers) alone."""
-    return _truncated(_of_seed(seed), shape, mean, stddev, dtype)
+    return _draws.truncated(_draws.of_seed(seed), shape, mean, stddev, dtype)
 
 
 def stateless_gamma(
@@ -502,14 +319,14 @@ def stateless_gamma(
     name: str | None = None,
 ) -> jax.Array:
     """Draws from gamma distributions by `seed` (two integers) alone; the shape ends with alpha's."""
-    return _gamma(_of_seed(seed), shape, alpha, beta, dtype, whole=True)
+    return _draws.gamma(_draws.of_seed(seed), shape, alpha, beta, dtype, whole=True)
 
 
 def stateless_poisson(
     shape: ShapeLike, seed: TensorLike, lam: TensorLike, dtype: DTypeLike = np.int32, name: str | None = None
 ) -> jax.Array:
     """Draws from Poisson distributions by `seed` (two integers) alone; the shape ends with lam's."""
-    return _poisson(_of_seed(seed), shape, lam, dtype, whole=True)
+    return _draws.poisson(_draws.of_seed(seed), shape, lam, dtype, whole=True)
 
 
 def stateless_binomial(
@@ -521,32 +338,32 @@ def stateless_binomial(
     name: str | None = None,
 ) -> jax.Array:
     """Draws from binomial distributions of `counts` trials by `seed` (two integers) alone."""
-    return _binomial(_of_seed(seed), shape, counts, probs, output_dtype)
+    return _draws.binomial(_draws.of_seed(seed), shape, counts, probs, output_dtype)
 
 
 def stateless_categorical(
     logits: TensorLike, num_samples: TensorLike, seed: TensorLike, dtype: DTypeLike = np.int64, name: str | None = None
 ) -> jax.Array:
     """Draws classes by their logits, depending on `seed` (two integers) alone."""
-    return _categorical(_of_seed(seed), logits, num_samples, dtype)
+    return _draws.categorical(_draws.of_seed(seed), logits, num_samples, dtype)
 
 
 def stateless_shuffle(
     value: TensorLike, seed: TensorLike, alg: object = "auto_select", name: str | None = None
 ) -> jax.Array:
     """Returns the rows in an order that depends on `seed` (two integers) alone."""
-    return _shuffled(_of_seed(seed), value)
+    return _draws.shuffled(_draws.of_seed(seed), value)
 
 
 def split(seed: TensorLike, num: int = 2, alg: object = "auto_select") -> jax.Array:
     """Returns `[num, 2]` seeds that depend on `seed` (two integers) alone."""
-    split_keys = jax.random.split(keys.wrapped(_words(seed)), num)
+    split_keys = jax.random.split(keys.wrapped(_draws.words(seed)), num)
     return jax.random.key_data(split_keys).view(np.int32).astype(convert_to_tensor(seed).dtype)
 
 
 def fold_in(seed: TensorLike, data: TensorLike, alg: object = "auto_select") -> jax.Array:
     """Returns a seed that depends on `seed` (two integers) and on a number."""
-    key = jax.random.fold_in(keys.wrapped(_words(seed)), convert_to_tensor(data))
+    key = jax.random.fold_in(keys.wrapped(_draws.words(seed)), convert_to_tensor(data))
     return jax.random.key_data(key).view(np.int32).astype(convert_to_tensor(seed).dtype)
 
 

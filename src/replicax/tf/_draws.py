@@ -1,0 +1,198 @@
+"""Random numbers drawn from a key: what the operations of `tf.random` and its generators have in common."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import SupportsInt, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._base.specs import as_dtype
+from replicax._variables.variable import Variable
+from replicax.tf import _random_keys as keys
+from replicax.tf._ops import as_new_shape, convert_to_tensor, of_dtype
+from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
+
+Draw: TypeAlias = Callable[..., jax.Array]
+
+
+# Numbers from a key's words. Each kind is one program for each shape and dtype, called alone or within another.
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def drawn(
+    sample: Draw, words: jax.Array, shape: tuple[int, ...] | None, dtype: np.dtype | None, *parameters: jax.Array
+) -> jax.Array:
+    return sample(keys.wrapped(words), shape, dtype, *parameters)
+
+
+# The functions below draw with this function. They call it with the arguments of `drawn` except the words, after these
+# have been checked, so that a call that fails does not advance a counter.
+
+
+def of_op(op: str, dtype: DTypeLike | None, seed: SupportsInt | None) -> Draw:
+    return lambda sample, *arguments: drawn(sample, keys.of_op(op, dtype, seed), *arguments)
+
+
+def of_seed(seed: TensorLike) -> Draw:
+    return lambda sample, *arguments: drawn(sample, words(seed), *arguments)
+
+
+def _flat(draw: Draw, key: jax.Array, shape: tuple[int, ...], *parameters: object) -> jax.Array:
+    """Draws the same numbers as `draw(key, shape)`, for which XLA takes several times as long to compile."""
+    return draw(key, (math.prod(shape),), *parameters).reshape(shape)
+
+
+def _normal_of(
+    key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, mean: jax.Array, stddev: jax.Array
+) -> jax.Array:
+    if dtype == np.float64:  # `jax.random.normal` fails for it, as `jax.random.truncated_normal` does, see below
+        part = _flat(jax.random.uniform, key, shape, dtype, np.nextafter(-1.0, 0.0), 1.0)
+        drawn = math.sqrt(2) * jax.lax.erf_inv(part)
+    else:
+        drawn = _flat(jax.random.normal, key, shape, dtype)
+    return drawn * stddev + mean
+
+
+def normal(
+    draw: Draw, shape: ShapeLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, dtype: DTypeLike = np.float32
+) -> jax.Array:
+    dtype = as_dtype(dtype)
+    return draw(_normal_of, as_new_shape(shape), dtype, _like(mean, dtype), _like(stddev, dtype))
+
+
+def _truncated_of(
+    key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, mean: jax.Array, stddev: jax.Array
+) -> jax.Array:
+    # `jax.random.truncated_normal` fails for float64 if `jax_enable_x64` is off (JAX 0.10 to 0.12).
+    within = math.erf(math.sqrt(2))  # the part of a normal distribution within two standard deviations
+    part = _flat(jax.random.uniform, key, shape, dtype, -within, within)
+    return math.sqrt(2) * jax.lax.erf_inv(part) * stddev + mean
+
+
+def truncated(
+    draw: Draw, shape: ShapeLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, dtype: DTypeLike = np.float32
+) -> jax.Array:
+    dtype = as_dtype(dtype)
+    return draw(_truncated_of, as_new_shape(shape), dtype, _like(mean, dtype), _like(stddev, dtype))
+
+
+def _uniform_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, low: jax.Array, high: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return jnp.maximum(low, _flat(jax.random.uniform, key, shape, dtype) * (high - low) + low)
+    if np.dtype(dtype).itemsize < 8:
+        draw = _flat if low.ndim == high.ndim == 0 else lambda draw, *arguments: draw(*arguments)
+        return draw(jax.random.randint, key, shape, low, high, dtype)
+    # `randint` cuts wide bounds off if `jax_enable_x64` is off (JAX 0.10 to 0.12).
+    span = jnp.maximum(high - low, 1).astype(np.uint64)
+    return low + (_flat(jax.random.bits, key, shape, np.uint64) % span).astype(dtype)
+
+
+def uniform(
+    draw: Draw,
+    shape: ShapeLike,
+    minval: TensorLike = 0,
+    maxval: TensorLike | None = None,
+    dtype: DTypeLike = np.float32,
+) -> jax.Array:
+    dtype = as_dtype(dtype)
+    if maxval is None:
+        if jnp.issubdtype(dtype, jnp.integer):
+            raise ValueError(f"Must specify maxval for integer dtype {dtype}.")
+        maxval = 1
+    return draw(_uniform_of, as_new_shape(shape), dtype, _like(minval, dtype), _like(maxval, dtype))
+
+
+def full_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+    bits = _flat(jax.random.bits, key, shape, np.dtype(f"u{dtype.itemsize}"))
+    return jax.lax.bitcast_convert_type(bits, dtype)
+
+
+def _gamma_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, alpha: jax.Array, beta: jax.Array) -> jax.Array:
+    return jax.random.gamma(key, alpha, shape, dtype) / beta
+
+
+def gamma(
+    draw: Draw,
+    shape: ShapeLike,
+    alpha: TensorLike,
+    beta: TensorLike | None = None,
+    dtype: DTypeLike = np.float32,
+    whole: bool = False,
+) -> jax.Array:
+    """Draws `shape` numbers from each distribution, unless `shape` is the `whole` shape."""
+    dtype = as_dtype(dtype)
+    alphas, betas = _like(alpha, dtype), _like(1 if beta is None else beta, dtype)
+    drawn = as_new_shape(shape) + (() if whole else np.broadcast_shapes(alphas.shape, betas.shape))
+    return draw(_gamma_of, drawn, dtype, alphas, betas)
+
+
+def _poisson_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, lam: jax.Array) -> jax.Array:
+    return jax.random.poisson(key, lam, shape, np.int32).astype(dtype)
+
+
+def poisson(
+    draw: Draw, shape: ShapeLike, lam: TensorLike, dtype: DTypeLike = np.float32, whole: bool = False
+) -> jax.Array:
+    rates = _like(lam, np.float32)
+    return draw(_poisson_of, as_new_shape(shape) + (() if whole else rates.shape), as_dtype(dtype), rates)
+
+
+def _categorical_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, logits: jax.Array) -> jax.Array:
+    return jax.random.categorical(key, logits[:, None, :], shape=shape).astype(dtype)
+
+
+def categorical(
+    draw: Draw, logits: TensorLike, num_samples: TensorLike, dtype: DTypeLike | None = np.int64
+) -> jax.Array:
+    """Draws classes `[batch, num_samples]` from logits `[batch, classes]`."""
+    scores, (count,) = convert_to_tensor(logits), as_new_shape([num_samples])
+    dtype = np.dtype(np.int64) if dtype is None else as_dtype(dtype)
+    return draw(_categorical_of, (scores.shape[0], count), dtype, scores)
+
+
+def _binomial_of(
+    key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, counts: jax.Array, probs: jax.Array
+) -> jax.Array:
+    return jax.random.binomial(key, counts, probs, shape).astype(dtype)
+
+
+def binomial(
+    draw: Draw, shape: ShapeLike, counts: TensorLike, probs: TensorLike, dtype: DTypeLike = np.int32
+) -> jax.Array:
+    parameters = _like(counts, np.float32), _like(probs, np.float32)
+    return draw(_binomial_of, as_new_shape(shape), as_dtype(dtype), *parameters)
+
+
+def _shuffled_of(key: jax.Array, shape: None, dtype: None, value: jax.Array) -> jax.Array:
+    return jax.random.permutation(key, value)
+
+
+def shuffled(draw: Draw, value: TensorLike) -> jax.Array:
+    return draw(_shuffled_of, None, None, convert_to_tensor(value))
+
+
+def _like(value: TensorLike, dtype: np.dtype | type) -> jax.Array | np.ndarray:
+    """Converts a parameter to the dtype of the drawn numbers. Values on the host stay there, as inputs of the
+    program.
+    """
+    value = convert_to_tensor(value) if isinstance(value, Variable) else value
+    if isinstance(value, jax.Array):
+        return value if value.dtype == dtype else value.astype(dtype)
+    return np.asarray(value).astype(dtype) if np.dtype(dtype).itemsize < 8 else of_dtype(value, dtype)
+
+
+def words(seed: TensorLike) -> jax.Array | np.ndarray:
+    """Returns the words of a key, which are the two integers of `seed`."""
+    words: jax.Array | np.ndarray
+    if isinstance(seed, (list, tuple)) and all(isinstance(n, (int, np.integer)) for n in seed):
+        words = np.asarray([int(n) & 0xFFFFFFFF for n in seed], np.uint32)
+    else:
+        words = convert_to_tensor(seed)
+    if words.shape != (2,):
+        raise ValueError(f"seed must have shape [2], got {list(words.shape)}.")
+    return words
