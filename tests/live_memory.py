@@ -13,9 +13,10 @@ import jax
 
 def _bytes_held(min_size: int) -> dict[tuple[jax.Device, Any], int]:
     """Returns the bytes of all live arrays by device and kind of memory, buffers that several arrays share once."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("replicax-replica"):
-            thread.join()  # the thread of an eager replica keeps its values until it has ended
+    # The thread of an eager replica keeps values until its end, before which `threading.enumerate` forgets it.
+    for thread in list(threading._dangling):  # type: ignore[attr-defined]
+        if thread.name.startswith("replicax-replica") and thread.ident is not None:
+            thread.join()
     gc.collect()
     found: dict[tuple[jax.Device, Any], dict[int, int]] = {}
     for array in jax.live_arrays():
@@ -34,8 +35,6 @@ def memory_watched(min_size: int) -> Iterator[Callable[[], dict[tuple[jax.Device
 
     Arrays whose parts have less than `min_size` bytes do not count.
     """
-    gc.collect()
-    gc.freeze()  # each look collects what the test left, without going through all that other tests have left
     before = _bytes_held(min_size)
 
     def more_held() -> dict[tuple[jax.Device, Any], int]:
