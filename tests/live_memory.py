@@ -13,7 +13,7 @@ import jax
 
 def _bytes_held(min_size: int) -> dict[tuple[jax.Device, Any], int]:
     """Returns the bytes of all live arrays by device and kind of memory, buffers that several arrays share once."""
-    # The thread of an eager replica keeps values until its end, before which `threading.enumerate` forgets it.
+    # A replica's thread keeps values until it has ended; `threading.enumerate` leaves it out shortly before that.
     for thread in list(threading._dangling):  # type: ignore[attr-defined]
         if thread.name.startswith("replicax-replica") and thread.ident is not None:
             thread.join()
@@ -31,9 +31,9 @@ def _bytes_held(min_size: int) -> dict[tuple[jax.Device, Any], int]:
 
 @contextlib.contextmanager
 def memory_watched(min_size: int) -> Iterator[Callable[[], dict[tuple[jax.Device, Any], int]]]:
-    """Hands over a function that returns the bytes that arrays hold now and did not at the beginning, where it is any.
+    """Yields a function that returns the change since in the bytes that arrays hold, by device and kind of memory.
 
-    Arrays whose parts have less than `min_size` bytes do not count.
+    It leaves out places where nothing has changed, and shards of less than `min_size` bytes.
     """
     before = _bytes_held(min_size)
 

@@ -90,6 +90,8 @@ def test_an_address_that_cannot_be_parsed_is_reported(text):
 def test_addresses_of_both_kinds():
     assert parse("node-1.example:4000") == ("node-1.example", 4000)
     assert parse("[fe80::1]:4000") == ("fe80::1", 4000)
+    assert parse("[fe80::1%eth0.100]:4000") == ("fe80::1%eth0.100", 4000)  # an interface of a VLAN
+    assert parse("[fe80::1%br-lan]:4000") == ("fe80::1%br-lan", 4000)
 
 
 @pytest.mark.parametrize(

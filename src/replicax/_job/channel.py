@@ -169,7 +169,7 @@ def parse(address: str) -> tuple[str, int]:
     >>> parse("10.0.0.1:2222"), parse("[::1]:80")
     (('10.0.0.1', 2222), ('::1', 80))
     """
-    match = re.fullmatch(r"(?:\[([\da-fA-F:.]+(?:%\w+)?)\]|([^:/\s\[\]]+)):(\d{1,5})", address)
+    match = re.fullmatch(r"(?:\[([\da-fA-F:.]+(?:%[^\s\[\]/]+)?)\]|([^:/\s\[\]]+)):([0-9]{1,5})", address)
     if match is None or not 0 < int(match[3]) < 65536:
         raise ValueError(
             f"An address reads HOST:PORT, such as '10.0.0.1:2222' or '[::1]:2222', with a port from 1 to 65535; got "

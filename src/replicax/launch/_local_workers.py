@@ -23,7 +23,7 @@ from replicax.launch._output import Lines, Screen
 SETTLE = 2.0
 # Seconds after which a worker that has written a report, and not ended, is taken for failed.
 _REPORTED_AND_ALIVE = 5.0
-# Seconds between two looks for reports.
+# Seconds between two looks for reports and marks.
 _LOOK = 0.5
 
 
@@ -119,7 +119,6 @@ class LocalWorkers:
         folder: Path,
         tell: Callable[[Message], None],
     ):
-        self._workers = workers
         self._host = host
         self._folder = folder
         self._tell = tell

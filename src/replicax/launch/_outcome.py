@@ -65,7 +65,12 @@ class Outcome:
                 outcome.report["time"] = now - outcome.report["time"]
             texts = (outcome.host, outcome.lost, outcome.address, *outcome.tail, *outcome.joins)
             numbers = (outcome.worker, 0 if outcome.status is None else outcome.status)
-            for kind, values in ((str, texts), (int, numbers), (bool, (outcome.ended, outcome.joined))):
+            for kind, values in (
+                (list, (outcome.tail, outcome.joins)),
+                (str, texts),
+                (int, numbers),
+                (bool, (outcome.ended, outcome.joined)),
+            ):
                 if {*map(type, values)} != {kind}:
                     raise TypeError(f"{values} are not all of type {kind.__name__}")
         except _NOT_SO as error:
