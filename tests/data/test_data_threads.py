@@ -92,6 +92,28 @@ def test_a_prefetched_error_is_raised_at_its_element_with_its_traceback(make):
     assert "failing" in [frame.name for frame in traceback.extract_tb(caught.tb)]
 
 
+def test_a_restored_iterator_of_pairs_goes_on_after_an_error():
+    def fail_at_3(x):
+        if int(x) == 3:
+            raise ValueError("three")
+        return x
+
+    dataset = R(6).map(fail_at_3, num_parallel_calls=2).enumerate()
+    first = iter(dataset)
+    next(first)
+    second = iter(dataset)
+    second.restore_state(first.save_state())
+    found = []
+    while True:
+        try:
+            found.append(int(next(second)[1]))
+        except ValueError:
+            found.append(None)
+        except StopIteration:
+            break
+    assert found == [1, 2, None, 4, 5]
+
+
 def test_ignore_errors_goes_on_after_them():
     bad = lambda x: 6 // (int(x) % 3)  # noqa: E731
     for threads in (None, 2):

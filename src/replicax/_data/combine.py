@@ -54,8 +54,8 @@ class Combined(Order):
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             # Begin one element early, so that each input is begun even if all of its elements are skipped.
             first, raising = max(0, start - 1), reading.with_errors(None)
-            made = map(structure.unflatten, SideBySide([d._make(raising, first) for d in inputs]))
-            return itertools.islice(made, 1, None) if start else made  # islice ends at an error
+            side_by_side = SideBySide([d._make(raising, first) for d in inputs], start - first)
+            return map(structure.unflatten, side_by_side)
 
         made = make if rows is None else rows.elements
         files = max(d._files for d in inputs)
@@ -229,13 +229,20 @@ class Combined(Order):
 class SideBySide(Iterator[list[Tree]]):
     """Iterates over several sources at once.
 
-    Where one of them raises, the elements beside it are dropped, so that the sources stay in step.
+    Where one of them raises, the elements beside it are dropped, so that the sources stay in step. The first `skip`
+    elements are left out when the first one is asked for.
     """
 
-    def __init__(self, sources: list[Iterator[Tree]]):
-        self._sources = sources
+    def __init__(self, sources: list[Iterator[Tree]], skip: int):
+        self._sources, self._skip = sources, skip
 
     def __next__(self) -> list[Tree]:
+        while self._skip:
+            self._skip -= 1
+            self._taken()
+        return self._taken()
+
+    def _taken(self) -> list[Tree]:
         elements, errors = [], []
         for source in self._sources:
             try:

@@ -169,14 +169,15 @@ class ElementIterator(Iterator[Tree]):
     def _pull(self) -> Tree:
         """Returns the next element from the host, never from a compiled function; raises StopIteration at the end."""
         try:
-            element = self._waiting.pop() if self._waiting else self._make_next()
+            if not self._waiting:
+                self._waiting.append(self._make_next())
         except StopIteration:
             raise ending(StopIteration()) from None
+        if isinstance(block := self._waiting[-1], Block):
+            self._waiting[-1:] = reversed(block.elements())  # a block that cannot be taken apart stays whole
+        element = self._waiting.pop()
         if isinstance(element, _Failure):
             raise element.error
-        if isinstance(element, Block):
-            element, *others = element.elements()
-            self._waiting += reversed(others)
         self._position += 1
         return element
 

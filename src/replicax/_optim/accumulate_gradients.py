@@ -252,13 +252,13 @@ def _looped(results_of: _ResultsOf, leaves: list[jax.Array], count: int) -> _Sum
 
 
 def _dtype(result: Leaf) -> np.dtype[Any]:
-    if isinstance(result, (bool, int, float, complex)):
+    if not hasattr(result, "dtype"):
+        if not isinstance(result, (bool, int, float, complex)):
+            raise TypeError(
+                f"A function whose gradients are accumulated returns arrays, got {result!r} of type "
+                f"{type(result).__name__}."
+            )
         result = jnp.asarray(result)
-    elif not hasattr(result, "dtype"):
-        raise TypeError(
-            f"A function whose gradients are accumulated returns arrays, got {result!r} of type "
-            f"{type(result).__name__}."
-        )
     dtype: np.dtype[Any] = result.dtype
     arithmetic.check_numeric(dtype)
     return dtype

@@ -164,12 +164,14 @@ def _frozen(params: dict[str, Any]) -> tuple[Hashable, ...]:
 def scalar_operands(nodes: Sequence[ScopedEquation]) -> list[bool] | None:
     """Returns for each operand whether it is a scalar for the whole array; None if the equations are not alike."""
     first = nodes[0]
-    name, params = first.name, _frozen(first.eqn.params)
+    name = first.name
+    if name not in ELEMENTWISE and name not in SAME_ELEMENTS and name != "broadcast_in_dim":
+        return None  # before its parameters are looked at, which may be whole programs
     if len({id(node) for node in nodes}) < len(nodes):
         return None
     if any(n.name != name or len(n.outputs) != 1 or len(n.inputs) != len(first.inputs) for n in nodes):
         return None
-    dtypes = [aval_of(key).dtype for key in first.inputs]
+    params, dtypes = _frozen(first.eqn.params), [aval_of(key).dtype for key in first.inputs]
     if any(_frozen(n.eqn.params) != params or [aval_of(key).dtype for key in n.inputs] != dtypes for n in nodes[1:]):
         return None
     if name == "broadcast_in_dim" and all(aval_of(n.inputs[0]).shape == () for n in nodes):

@@ -183,8 +183,10 @@ class GlobalFrame(Frame):
         return variable._storage.read_component(replica)
 
     def write_component(self, variable: State, replica: int, leaves: list[jax.Array]) -> None:
-        _note(variable)
-        variable._storage.write_component(replica, leaves)
+        refuse_tracers(leaves)
+        with lock:
+            _note(variable)
+            variable._storage.write_component(replica, leaves)
 
 
 class ReplicaFrame(Frame):
