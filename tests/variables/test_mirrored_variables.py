@@ -844,3 +844,12 @@ def test_eager_replicas_that_assign_different_values_are_named():
     assert jax.random.key_data(w.value()).tolist() == [0, 0]
     with pytest.raises(ValueError, match="replica 3 differs from replica 0"):
         strategy.run(lambda: w.assign(keys[1], read_value=False) if int(replica_id()) == 3 else None)
+
+
+def test_a_component_takes_no_tracers():
+    with (strategy := rx.MirroredStrategy(["GPU:0", "GPU:1"])).scope():
+        v = rx.Variable(1.0)
+    component = v.values[1]
+    with pytest.raises(RuntimeError, match="assigned a traced value"):
+        jax.jit(lambda x: (component.assign(x * 2), x)[1])(3.0)
+    assert [float(c) for c in strategy.experimental_local_results(v)] == [1.0, 1.0]
