@@ -1,0 +1,1 @@
+"""Variables on parameter servers, and functions that workers run for a coordinator."""

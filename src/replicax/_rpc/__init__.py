@@ -1,0 +1,1 @@
+"""Calls of registered functions over the network, as `experimental.rpc` has them."""

@@ -1,0 +1,1 @@
+"""Calls between the tasks of a cluster with parameter servers."""
