@@ -25,6 +25,42 @@ class DataLossError(ReplicaxError, OSError):
     """A file is damaged, or of something else than it is read for."""
 
 
+class CancelledError(ReplicaxError, RuntimeError):
+    """Work was given up before it was done, for another error or because it was asked for."""
+
+    error_code = 1
+
+
+class DeadlineExceededError(ReplicaxError, TimeoutError):
+    """No answer came in time."""
+
+    error_code = 4
+
+
+class NotFoundError(ReplicaxError, FileNotFoundError):
+    """A file or another object does not exist."""
+
+    error_code = 5
+
+
+class FailedPreconditionError(ReplicaxError, RuntimeError):
+    """Something is not in the state that a call requires."""
+
+    error_code = 9
+
+
+class InternalError(ReplicaxError, RuntimeError):
+    """A task or a job of a cluster is not what another one takes it for."""
+
+    error_code = 13
+
+
+class UnavailableError(ReplicaxError, ConnectionError):
+    """Another process is gone or does not answer."""
+
+    error_code = 14
+
+
 class DeviceError(ReplicaxError, ValueError):
     """A device that is not there, is named twice, or is asked for too late."""
 

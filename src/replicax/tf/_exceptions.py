@@ -6,22 +6,27 @@ caught.
 
 from __future__ import annotations
 
-from replicax._base.errors import DataLossError, InvalidArgumentError, OutOfRangeError, ReplicaxError
+from replicax._base.errors import (
+    CancelledError,
+    DataLossError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfRangeError,
+    ReplicaxError,
+    UnavailableError,
+)
 
 # Name, code, docstring, and Python's exception of which it is a subclass.
 _TABLE: list[tuple[str, int, str, type[Exception] | None]] = [
-    ("Cancelled", 1, "An operation was cancelled.", None),
     ("Unknown", 2, "An error of unknown cause.", None),
-    ("DeadlineExceeded", 4, "An operation exceeded its time limit.", TimeoutError),
-    ("NotFound", 5, "A file or another object does not exist.", FileNotFoundError),
     ("AlreadyExists", 6, "A file or another object exists already.", FileExistsError),
     ("PermissionDenied", 7, "The program has no permission for the operation.", PermissionError),
     ("ResourceExhausted", 8, "Memory or another resource is exhausted.", None),
-    ("FailedPrecondition", 9, "The system is not in a state required for the operation.", None),
     ("Aborted", 10, "An operation was aborted.", None),
     ("Unimplemented", 12, "An operation is not implemented.", None),
-    ("Internal", 13, "An internal error.", None),
-    ("Unavailable", 14, "A service or another process is not available.", None),
     ("Unauthenticated", 16, "The program did not authenticate itself.", None),
 ]
 
@@ -36,11 +41,27 @@ ERRORS: dict[str, type[Exception]] = {
     "InvalidArgumentError": InvalidArgumentError,
     "OutOfRangeError": OutOfRangeError,
     "DataLossError": DataLossError,
+    "CancelledError": CancelledError,
+    "DeadlineExceededError": DeadlineExceededError,
+    "NotFoundError": NotFoundError,
+    "FailedPreconditionError": FailedPreconditionError,
+    "InternalError": InternalError,
+    "UnavailableError": UnavailableError,
     **{f"{name}Error": _exception(name, code, doc, builtin) for name, code, doc, builtin in _TABLE},
 }
-CODES = {"OK": 0, "INVALID_ARGUMENT": 3, "OUT_OF_RANGE": 11, "DATA_LOSS": 15} | {
+CODES = {
+    "OK": 0,
+    "CANCELLED": 1,
+    "INVALID_ARGUMENT": 3,
+    "DEADLINE_EXCEEDED": 4,
+    "NOT_FOUND": 5,
+    "FAILED_PRECONDITION": 9,
+    "OUT_OF_RANGE": 11,
+    "INTERNAL": 13,
+    "UNAVAILABLE": 14,
+    "DATA_LOSS": 15,
+} | {
     "".join(f"_{c}" if c.isupper() and i else c for i, c in enumerate(name)).upper(): code
     for name, code, _, _ in _TABLE
 }
-AlreadyExistsError, NotFoundError = ERRORS["AlreadyExistsError"], ERRORS["NotFoundError"]
-FailedPreconditionError = ERRORS["FailedPreconditionError"]
+AlreadyExistsError = ERRORS["AlreadyExistsError"]

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from replicax._base import doc_pages
-from replicax.tf._exceptions import AlreadyExistsError, FailedPreconditionError, NotFoundError
+from replicax._base.errors import FailedPreconditionError, NotFoundError
+from replicax.tf._exceptions import AlreadyExistsError
 from replicax.tf._types import TensorLike
 
 _Path: TypeAlias = "str | os.PathLike[str]"
