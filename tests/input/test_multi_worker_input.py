@@ -492,11 +492,50 @@ def test_uneven_batches_are_compiled(job):
         assert worker["mapped calls"] == worker["on the host calls"] == once
         assert worker["by hand calls"] == ["traced"] * 2 * devices
         assert worker["of other ranks calls"] == eagerly
-        bare = ["traced", *eagerly]  # where results come bare, the workers compare them when they trace
-        assert worker["of a program calls"] == worker["computed calls"] == (bare if devices == 1 else once)
+        # Where results are plain arrays, those that a program returned are known. Others are compared in each call.
+        assert worker["of a program calls"] == (eagerly if devices == 1 else once)
+        assert worker["computed calls"] == (["traced", "run"] * 2 if devices == 1 else once)
         assert worker["changing calls"] == [*once, *eagerly]
         (warning,) = worker["warned"]
         assert "drop_remainder" in warning
+
+
+PROGRAMS["plain"] = """
+def batches(sizes):
+    rows = Dataset.from_generator(lambda: (np.arange(size) * 1.0 for size in sizes),
+                                  output_signature=rx.TensorSpec((None,), np.float64))
+    return strategy.experimental_distribute_dataset(rows)
+
+def total(x):
+    def replica(x):
+        ways.append("traced" if isinstance(x, jax.core.Tracer) else "run")
+        return rx.get_replica_context().all_reduce("SUM", x.sum())
+    return strategy.run(replica, args=(x,))
+
+doubled = lambda element: strategy.run(lambda x: x * 2, args=(element,))
+makers = {"compiled": (rx.function(doubled), lambda x: x), "eager": (doubled, lambda x: x),
+          "computed": (rx.function(doubled), lambda x: jax.tree.map(lambda leaf: leaf + 0, x))}
+for maker, (make, change) in makers.items():
+    # What is computed of a result is not known to be one: its shape is compared where a worker traces for it.
+    for name, sizes in {"even first": (8, 7, 8), "uneven first": (7, 8, 7, 8)}.items():
+        if maker == "computed":
+            sizes = (7, 8)
+        ways, step = [], rx.function(total)
+        sums = [step(change(make(element))) for element in batches(sizes)]
+        told(f"{maker} {name}", [sizes, [float(strategy.experimental_local_results(x)[0]) for x in sums], ways])
+"""
+
+
+def test_plain_results_whose_shapes_differ_between_workers_are_known_in_each_order(job):
+    """One with the same shape as before on one worker only is no cached program's there, while another one traces."""
+    for worker in job.told["plain"]:
+        assert len(worker) == 6
+        for name, (sizes, sums, ways) in worker.items():
+            assert sums == [2.0 * sum(range(size)) for size in sizes], name
+            if job.devices == 1 and not name.startswith("computed"):
+                assert (ways.count("run"), ways.count("traced")) == (sizes.count(7), 1), name
+            elif job.devices == 1:
+                assert ways == ["traced", "run", "traced"], name
 
 
 PROGRAMS["tape"] = """

@@ -18,14 +18,14 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from replicax._base import errors, jax_internals, profiling, tracebacks
+from replicax._base import errors, jax_internals, nest, profiling, tracebacks
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree
 from replicax._collectives.arithmetic import Reducible
 from replicax._collectives.reducer import Reducer
 from replicax._tracing import active_tapes, frames
 from replicax._tracing import context as _context
 from replicax._tracing.context import ReplicaContext, StrategyLike
-from replicax._values import arrays_of, regroup, select
+from replicax._values import PerReplica, arrays_of, is_differing, note_differing, others_differ, regroup, select
 from replicax._variables import assigned_alike, creators
 
 _L = TypeVar("_L", bound=Reducible)
@@ -343,6 +343,10 @@ def run(
         return regroup(Lockstep(strategy, reducer).call(fn, args, kwargs), mesh)
     with frames.noted() as notes:
         result = regroup(Lockstep(strategy, reducer).call(fn, args, kwargs), mesh)
+    if mesh.lone and any(map(_is_uneven, nest.leaves((args, kwargs)))):
+        for array in arrays_of(result):
+            if array.ndim:
+                note_differing(array)
     try:
         assigned_alike.check(mesh, notes.variables)
     except ValueError:
@@ -351,6 +355,10 @@ def run(
     if active_tapes.entered():
         active_tapes.lost(_NOT_SEEN, arrays_of((args, kwargs)), arrays_of(result), variables=True)
     return result
+
+
+def _is_uneven(leaf: Leaf) -> bool:
+    return others_differ(leaf) if isinstance(leaf, PerReplica) else is_differing(leaf)
 
 
 _NOT_SEEN = (

@@ -26,6 +26,7 @@ from replicax._values import (
     is_array,
     is_number,
     mesh_of,
+    note_differing,
     of_array,
     of_padded,
 )
@@ -85,7 +86,7 @@ class ProgramOutputs:
             stacked = array_of(leaf)
             place = self._add(stacked, mesh.result_sharding(stacked.ndim, True))
             if mesh.lone and id(stacked) not in self._given:  # bare, as `run` returns it eagerly
-                return _OutputLeaf(lambda arrays: of_padded(arrays[place], shapes[0], mesh).values[0])
+                return _OutputLeaf(lambda arrays: note_differing(of_padded(arrays[place], shapes[0], mesh).values[0]))
             return _OutputLeaf(lambda arrays: of_padded(arrays[place], shapes[0], mesh))
         if array is None or mesh is None:
             parts = [self._take(part) for part in leaf.values]

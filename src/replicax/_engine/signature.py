@@ -23,7 +23,16 @@ from replicax._engine import compile_log
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._tracing import context, frames
 from replicax._tracing.dataset_reads import DatasetRead, array_of, like, shapes_of
-from replicax._values import Mirrored, PerReplica, ReplicaMesh, is_number, is_numeric, mesh_of, needs_comparison
+from replicax._values import (
+    Mirrored,
+    PerReplica,
+    ReplicaMesh,
+    is_differing,
+    is_number,
+    is_numeric,
+    mesh_of,
+    needs_comparison,
+)
 from replicax._values.forms import Shape
 
 # What the program depends on of one argument: its type first, and then its shape, its value or its identity.
@@ -141,6 +150,7 @@ class CallSignature:
             return (IndexedSlices, *((x.shape, x.dtype) for x in self.dynamic[-2:]), shape)
         if is_numeric(leaf):
             array = leaf if isinstance(leaf, jax.Array) else array_conversion.as_array(leaf)
+            self.ragged |= is_differing(leaf)
             self.dynamic.append(array)
             return (array.shape, array.dtype, getattr(array, "weak_type", False))  # keys of random numbers have none
         if isinstance(leaf, (float, complex)):

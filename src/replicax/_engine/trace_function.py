@@ -133,14 +133,14 @@ class Tracing:
     def _require_alike(self, mesh: ReplicaMesh) -> None:
         """Has the call run eagerly, on all workers, if they were given plain arrays of different shapes.
 
-        Each worker has one replica, whose component in a result of `run` is a plain array. It may come in again.
+        Each worker has one replica, whose component in a result of `run` is a plain array. What is computed of it may
+        come in as well. All workers compare, also those that were given no array. Later calls are decided anew: one
+        with the same shapes on this worker may have others elsewhere.
         """
         kinds = [key[:2] for key in self._call.keys if isinstance(key[0], tuple)]
         with jax_internals.untraced():
-            if kinds and not cross_process.same_on_all_workers(
-                mesh, f"the arrays of a traced call\n{kinds}", alike=True
-            ):
-                raise RunEagerly
+            if not cross_process.same_on_all_workers(mesh, f"the arrays of a traced call\n{kinds}", alike=True):
+                raise RunEagerly(decided=True)
 
 
 def _aval(array: jax.Array) -> ShapedArray:

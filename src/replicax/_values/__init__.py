@@ -37,6 +37,8 @@ from replicax._values.per_replica import others_differ as others_differ
 from replicax._values.per_replica import own_component as own_component
 from replicax._values.per_replica import padded_form as padded_form
 from replicax._values.per_replica import traced_component as traced_component
+from replicax._values.plain_components import is_differing as is_differing
+from replicax._values.plain_components import note_differing as note_differing
 from replicax._values.regroup import arrays_of as arrays_of
 from replicax._values.regroup import regroup as regroup
 from replicax._values.regroup import select as select
