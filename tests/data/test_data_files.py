@@ -3,6 +3,7 @@
 import collections
 import gzip
 import os
+import zipfile
 
 import jax
 import ml_dtypes
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from replicax import data
+from replicax._base.atomic_files import write_record
 from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._data.reading import Reading
 from replicax.data import Dataset
@@ -168,6 +170,28 @@ def test_a_dataset_that_is_saved_anew_is_not_read_as_the_one_before(tmp_path):
     assert listed(Dataset.load(tmp_path / "saved")) == [0, 1, 2]
 
 
+def test_all_parts_are_read_from_one_open_file(tmp_path, monkeypatch):
+    R(100).save(tmp_path / "saved", shard_func=lambda x: x % 50)
+    opened = []
+    zip_file = zipfile.ZipFile
+    monkeypatch.setattr(zipfile, "ZipFile", lambda path: opened.append(path) or zip_file(path))
+    together = Dataset.load(tmp_path / "saved")
+    in_turn = Dataset.load(tmp_path / "saved", reader_func=lambda parts: parts.flat_map(lambda part: part))
+    for _ in range(2):
+        assert sorted(listed(together)) == sorted(listed(in_turn)) == list(range(100))
+    assert len(opened) == 2  # one of each dataset
+
+
+def test_a_file_that_was_copied_over_itself_is_read_on(tmp_path):
+    R(2000).save(tmp_path / "saved")
+    dataset = Dataset.load(tmp_path / "saved")
+    elements = iter(dataset)
+    assert int(next(elements)) == 0
+    os.utime(tmp_path / "saved" / "elements.npz", (0, 0))
+    assert listed(dataset) == list(range(2000))
+    assert [int(x) for x in elements] == list(range(1, 2000))
+
+
 def test_files_by_a_function_and_read_by_a_function(tmp_path):
     R(7).save(tmp_path / "saved", shard_func=lambda x: x % 2)
     assert listed(Dataset.load(tmp_path / "saved")) == [0, 1, 2, 3, 4, 5, 6]
@@ -209,6 +233,9 @@ def test_damaged_folders_are_named(tmp_path):
         Dataset.load(tmp_path / "saved")
     with pytest.raises(FileNotFoundError, match="There is no saved dataset"):
         Dataset.load(tmp_path / "other")
+    write_record(str(tmp_path / "saved" / "replicax-dataset.json"), {"format": "replicax dataset 3", "files": []})
+    with pytest.raises(DataLossError, match="another version of replicax: its format is 'replicax dataset 3'"):
+        Dataset.load(tmp_path / "saved")
     with pytest.raises(TypeError, match="strings for the keys of dicts"):
         Dataset.from_tensors({1: 2}).save(tmp_path / "keys")
 

@@ -16,7 +16,9 @@ import contextlib
 import io
 import json
 import os
+import threading
 import uuid
+import weakref
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -32,7 +34,8 @@ from replicax._data.base import Base
 from replicax._data.elements import flatten, tensor_dtype
 from replicax._data.reading import Maker, Reading, replayed
 
-_FORMAT = "replicax dataset 4"
+_FORMATS = "replicax dataset "
+_FORMAT = _FORMATS + "4"
 _RECORD, _FILE, _ABOUT = "replicax-dataset.json", "elements.npz", "elements.json"
 _DATASET, _CACHE = Artifact("saved dataset", _RECORD), Artifact("cache")
 _CHUNK_ELEMENTS, _CHUNK_BYTES = 1024, 1 << 20  # a chunk ends with the element that reaches one of these
@@ -89,13 +92,19 @@ class ElementWriter:
     """
 
     def __init__(self, path: str, spec: Tree = None, compression: str | None = None, part_of: PartOf | None = None):
-        self._spec, self._part_of = spec, part_of
-        self._description = spec_to_json(() if spec is None else spec)
+        self._part_of = part_of
+        self._take_spec(() if spec is None else spec, known=spec is not None)
         # For each part, the leaves of the elements of its next chunk, and their bytes.
         self._waiting: dict[int, list[list[np.ndarray]]] = collections.defaultdict(list)
         self._bytes: dict[int, int] = collections.Counter()
         self._count, self._chunks = 0, list[tuple[int, int]]()
         self._file = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if compression == "GZIP" else zipfile.ZIP_STORED)
+
+    def _take_spec(self, spec: Tree, known: bool) -> None:
+        self._spec, self._known = spec, known
+        self._description = spec_to_json(spec)
+        specs, self._structure = flatten(spec)
+        self._dtypes = [spec.dtype for spec in specs]
 
     def through(self, elements: Iterator[Tree]) -> Iterator[Tree]:
         """Yields the elements and writes each of them; the file is complete only if all have been asked for."""
@@ -114,11 +123,9 @@ class ElementWriter:
 
     def _write(self, element: Tree) -> None:
         leaves, structure = flatten(element)
-        if self._spec is None:
-            self._spec = spec_of(element)
-            self._description = spec_to_json(self._spec)
-        specs, wanted = flatten(self._spec)
-        if structure != wanted or any(array.dtype != spec.dtype for array, spec in zip(leaves, specs)):
+        if not self._known:
+            self._take_spec(spec_of(element), known=True)
+        if structure != self._structure or any(array.dtype != kind for array, kind in zip(leaves, self._dtypes)):
             raise InvalidArgumentError(
                 f"Elements of one file have one structure and its dtypes: those of {self._spec}, and not, as number "
                 f"{self._count}, of {spec_of(element)}."
@@ -176,32 +183,56 @@ def _member(file: zipfile.ZipFile, name: str) -> np.ndarray:
 
 
 class ElementFile:
-    """A file that `ElementWriter` wrote.
+    """A file that `ElementWriter` wrote, open as long as this object lives: all parts are read from one open file.
 
     Raises:
         DataLossError: it is missing or damaged; here, or where an element is read.
     """
 
     def __init__(self, path: str):
-        self.path = path
-        with _as_data_loss(path), zipfile.ZipFile(path) as file:
-            self._about: dict[str, Any] = json.loads(file.read(_ABOUT))
+        self._opening = threading.Lock()
+        with _as_data_loss(path):
+            self._file, self._identity = self._opened(path), _identity(path)
+            self._about: dict[str, Any] = json.loads(self._file.read(_ABOUT))
             self.spec = spec_from_json(self._about["spec"])
-            self.chunks = [(int(part), int(count)) for part, count in self._about["chunks"]]
+            # Of each part the numbers of its chunks, and how many elements they have.
+            self.chunks: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
+            for number, (part, count) in enumerate(self._about["chunks"]):
+                self.chunks[int(part)].append((number, int(count)))
 
-    def elements(self, part: int, spec: Tree) -> Iterator[Tree]:
-        """Yields the elements of one part, in the structure of `spec`."""
-        specs, structure = flatten(spec)
-        with contextlib.ExitStack() as stack:
-            with _as_data_loss(self.path):
-                file = stack.enter_context(zipfile.ZipFile(self.path))
+    def _opened(self, path: str) -> zipfile.ZipFile:
+        file = zipfile.ZipFile(path)
+        weakref.finalize(self, file.close)
+        return file
+
+    def _current(self, path: str) -> zipfile.ZipFile:
+        """Returns the open file; another one, with the same content, where it is not what lies at `path` now."""
+        with self._opening:
+            if (identity := _identity(path)) != self._identity:
+                file = self._opened(path)
                 if json.loads(file.read(_ABOUT)) != self._about:
                     raise ValueError("it was written anew since it was opened")
-            for number, (of_part, count) in enumerate(self.chunks):
-                if of_part == part:
-                    with _as_data_loss(self.path):
-                        columns = [_unpacked(file, f"{number}.{leaf}", s.dtype) for leaf, s in enumerate(specs)]
-                    yield from (structure.unflatten([column[i] for column in columns]) for i in range(count))
+                self._file, self._identity = file, identity
+            return self._file
+
+    def elements(self, path: str, part: int, spec: Tree) -> Iterator[Tree]:
+        """Yields the elements of one part, in the structure of `spec`; `path` is where the file lies now."""
+        specs, structure = flatten(spec)
+        with _as_data_loss(path):
+            file = self._current(path)
+        for number, count in self.chunks[part]:
+            with _as_data_loss(path):
+                columns = [_unpacked(file, f"{number}.{leaf}", s.dtype) for leaf, s in enumerate(specs)]
+            yield from (structure.unflatten([column[i] for column in columns]) for i in range(count))
+
+
+def _identity(path: str) -> tuple[int, ...]:
+    """Returns what tells that an open file is still what lies at a path, and was opened by this process.
+
+    Forked processes would move each other's position in a file that they share.
+    """
+    found = os.stat(path)
+    return os.getpid(), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @contextlib.contextmanager
@@ -228,7 +259,7 @@ def cached_in_file(filename: str | os.PathLike[str], source: Base) -> Maker:
     def make(reading: Reading) -> Iterator[Tree]:
         if os.path.isfile(path):
             cached = ElementFile(path)
-            yield from cached.elements(0, cached.spec)
+            yield from cached.elements(path, 0, cached.spec)
         elif reading.probing:
             yield from source._make(reading)
         elif not os.path.isdir(folder := os.path.dirname(os.path.abspath(path))):
@@ -270,20 +301,26 @@ class SavedDataset:
             raise FileNotFoundError(f"There is no saved dataset at {path}: the file {_RECORD} is not there.")
         try:
             found = read_record(os.path.join(existing(self._path), _RECORD)).get("format")
-            if found != _FORMAT:
+            if not isinstance(found, str) or not found.startswith(_FORMATS):
                 raise ValueError(f"the format is {found!r}")
         except (ValueError, OSError) as e:
             raise DataLossError(f"{path} is no dataset that replicax saved, or is damaged: {e}") from e
-        self._file = ElementFile(os.path.join(existing(self._path), _FILE))
-        self.spec, counts = self._file.spec, collections.Counter[int]()
-        for part, count in self._file.chunks:
-            counts[part] += count
-        self.parts = dict(sorted(counts.items()))  # the number of elements of each part
+        if found != _FORMAT:
+            raise DataLossError(
+                f"{path} was saved by another version of replicax: its format is {found!r}, and this version reads "
+                f"{_FORMAT!r}. Read it with that version, or save the dataset anew."
+            )
+        self._file = ElementFile(self._place())
+        self.spec = self._file.spec
+        # The number of elements of each part.
+        self.parts = {part: sum(count for _, count in chunks) for part, chunks in sorted(self._file.chunks.items())}
+
+    def _place(self) -> str:
+        return os.path.join(existing(self._path), _FILE)
 
     def elements(self, part: int, spec: Tree) -> Iterator[Tree]:
         """Returns the elements of one part, in the structure of `spec`."""
-        self._file.path = os.path.join(existing(self._path), _FILE)
-        return self._file.elements(part, spec)
+        return self._file.elements(self._place(), part, spec)
 
     def check(self, spec: Tree) -> Tree:
         """Returns the spec of the saved elements, in the structure of `spec` if that is given and fits."""
