@@ -220,6 +220,62 @@ def test_restarts_are_limited_and_the_last_failure_is_the_exit_status(tmp_path):
     assert launch.err.count("failed first") == 3
 
 
+def test_a_preempted_job_is_restarted_without_counting_it_as_a_failure(tmp_path):
+    """Preempted, failed, preempted with the other status, failed, done: two failures in all."""
+    program = """
+    if attempt in (0, 2):
+        sys.exit((42, 143)[attempt // 2])
+    if attempt < 4:
+        sys.exit(5 if task == 0 else for_ever())
+    """
+    with Launch(tmp_path, "--workers 2 --max-restarts 2", program) as launch:
+        assert launch.wait() == 0, launch.output
+    told = [line.removeprefix("replicax launch: ") for line in launch.err.splitlines() if line[0] != " "]
+    assert told == [
+        "preempted: worker 0 and worker 1 ended with exit status 42.",
+        "restart after a preemption",
+        "worker 0 failed first: exit status 5",
+        "restart 1 of at most 2",
+        "preempted: worker 0 and worker 1 ended with exit status 143.",
+        "restart after a preemption",
+        "worker 0 failed first: exit status 5",
+        "restart 2 of at most 2",
+    ]
+
+
+@pytest.mark.parametrize(
+    "options, status, told",
+    [
+        ("", 42, "preempted: worker 0 ended with exit status 42."),
+        ("--preempt-exit-codes none --max-restarts 1", 42, "worker 0 failed first: exit status 42"),
+        ("--preempt-exit-codes 7,8 --max-restarts 1", 42, "worker 0 failed first: exit status 42"),
+    ],
+)
+def test_without_restarts_or_with_other_codes_the_status_of_a_preempted_worker_is_the_launchers(
+    options, status, told, tmp_path
+):
+    with Launch(tmp_path, f"--workers 1 {options}", "sys.exit(42)") as launch:
+        assert launch.wait() == status, launch.output
+    assert f"replicax launch: {told}" in launch.err
+
+
+def test_preempted_workers_end_in_their_own_time(tmp_path):
+    """The launcher does not end the others as after a failure, in which they would lose what they still do."""
+    program = """
+    signal.signal(signal.SIGTERM, lambda *_: print("asked to end"))
+    print("ready")
+    if task == 1:
+        wait_for("go")
+    sys.exit(42)
+    """
+    with Launch(tmp_path, "--workers 2", program) as launch:
+        launch.wait_for("ready", 2)
+        launch.until(lambda: len(launch.processes()) == 3, "launcher, one guard, one worker")
+        (launch.folder / "go").touch()
+        assert launch.wait() == 42, launch.output
+    assert "asked" not in launch.out
+
+
 # Children and grandchildren as data loaders are, one that has left the session and one that is an orphan.
 _FAMILY = """
 sleeper = [sys.executable, "-S", "-c", "import time; print('asleep', flush=True); time.sleep(1000)"]
@@ -256,6 +312,20 @@ def test_a_worker_may_end_in_its_own_way_when_the_launcher_is_interrupted(tmp_pa
         launch.signal(signal.SIGTERM)
         assert launch.wait() == 128 + signal.SIGTERM, launch.output
     assert launch.out.count("saved") == 2
+
+
+def test_an_interrupted_launcher_ends_with_its_signal_though_its_workers_were_preempted(tmp_path):
+    program = """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))
+    print("ready")
+    for_ever()
+    """
+    with Launch(tmp_path, "--workers 2 --max-restarts 3", program) as launch:
+        launch.wait_for("ready", 2)
+        launch.signal(signal.SIGTERM)
+        assert launch.wait() == 128 + signal.SIGTERM, launch.output
+    assert launch.out.count("ready") == 2 and "preempted" not in launch.err
+    assert "interrupted by SIGTERM; all workers have ended" in launch.err
 
 
 def test_a_second_interrupt_kills_at_once(tmp_path):

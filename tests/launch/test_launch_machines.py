@@ -77,6 +77,18 @@ def test_restarts_happen_together(tmp_path):
     assert len(set(first)) == 3
 
 
+def test_a_preempted_job_is_restarted_on_all_machines(tmp_path):
+    program = """
+    if attempt < 2:
+        sys.exit(42)
+    """
+    with machines(tmp_path, ["0", "1"], program, "--workers 2 --max-restarts 1") as launches:
+        assert [launch.wait() for launch in launches] == [0, 0], [launch.output for launch in launches]
+    for launch in launches:
+        assert launch.err.count("restart after a preemption") == 2, launch.output
+        assert launch.err.count("preempted: worker 0 and worker 1 ended with exit status 42.") == 2
+
+
 def test_missing_workers_are_named_at_the_deadline(tmp_path):
     options = "--workers 4 --start-timeout 3"
     with machines(tmp_path, ["0", "2"], "print('started')", options) as launches:

@@ -72,6 +72,15 @@ def parser(program: str) -> argparse.ArgumentParser:
         help="start all workers again after a failure, at most so many times (default: 0)",
     )
     add(
+        "--preempt-exit-codes",
+        dest="preempt_codes",
+        type=_codes,
+        default=_codes("42,143"),
+        metavar="CODES",
+        help="exit statuses of workers that were preempted and have saved their state: with --max-restarts above 0 all "
+        "workers are started again, and it does not count as a failure (default: 42,143; none for none)",
+    )
+    add(
         "--grace",
         type=_seconds,
         metavar="SECONDS",
@@ -110,6 +119,13 @@ def _positive(text: str) -> int:
 
 def _not_negative(text: str) -> int:
     return _number(text, 0)
+
+
+def _codes(text: str) -> frozenset[int]:
+    codes = frozenset(_positive(code) for code in text.split(",")) if text != "none" else frozenset()
+    if codes and max(codes) > 255:
+        raise argparse.ArgumentTypeError(f"expected exit statuses from 1 to 255; got {text!r}")
+    return codes
 
 
 def _number(text: str, least: int) -> int:

@@ -48,6 +48,7 @@ class Plan(argparse.Namespace):
     host: str | None  # this machine's address; None for the one that the coordinator's machine reaches it by
     devices: int | None  # of each worker; None if nobody said
     max_restarts: int  # of all workers, after a failure
+    preempt_codes: frozenset[int]  # exit statuses of workers that have saved their state and want to be restarted
     start_timeout: float  # seconds for the launchers of all machines to come together
     grace: float | None  # seconds from the request to end to SIGKILL; None for the usual
     tuning: bool  # workers get the settings that make JAX safe and fast on CPU
@@ -165,7 +166,7 @@ class Launcher:
             ports.release()
         with tempfile.TemporaryDirectory(prefix="replicax-launch-") as folder:
             workers = [self._worker(index, start, folder) for index in range(plan.here)]
-            self._local = LocalWorkers(workers, host, Path(folder), link.send_to_leader)
+            self._local = LocalWorkers(workers, host, Path(folder), link.send_to_leader, plan.preempt_codes)
             following = asyncio.create_task(self._follow(self._local, link))
             outcomes = await self._local.wait()
             following.cancel()
@@ -178,7 +179,7 @@ class Launcher:
         if found["text"]:
             self._screen.say(found["text"], alarm=True)
         if found["again"]:
-            self._screen.say(f"restart {found['attempt'] + 1} of at most {found['max_restarts']}")
+            self._screen.say(found["restart"])
         return found
 
     async def _message(self, kind: str) -> Message:

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from replicax._base.errors import listed
 from replicax._job.channel import Message, parse
-from replicax.launch._outcome import Outcome, exit_status, job_outcome, signal_name
+from replicax.launch._outcome import Outcome, exit_status, job_outcome, signal_name, was_preempted
 
 _NAMED = 50  # missing workers that are named one by one
 
@@ -40,7 +40,7 @@ FROM_MEMBER: Mapping[str, Mapping[str, tuple[type, ...]]] = {
 FROM_LEADER: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "start": {"cluster": (list,), "attempt": (int,)},
     "stop": {"interrupt": (int, type(None))},
-    "outcome": {"status": (int,), "text": (str,), "again": (bool,), "attempt": (int,), "max_restarts": (int,)},
+    "outcome": {"status": (int,), "text": (str,), "again": (bool,), "restart": (str,)},
     "refused": {"message": (str,)},
 }
 
@@ -69,6 +69,7 @@ class Leader:
         self._max_restarts = max_restarts
         self._start_timeout = start_timeout
         self._attempt = 0
+        self._failures = 0  # attempts that ended with a failure, which a preemption is not
         self._finished = False
         self._gather()
 
@@ -193,19 +194,17 @@ class Leader:
             number, host = self._interrupt
             where = f" on {host}" if len(self._joined) > 1 else ""
             status, text = exit_status(-number), f"interrupted by {signal_name(number)}{where}; all workers have ended."
-            again = False
+            again, restart = False, ""
         else:
             everyone = sorted((o for some in self._outcomes.values() for o in some), key=lambda o: o.worker)
             status, text = job_outcome(everyone)
-            again = status != 0 and self._attempt < self._max_restarts
-        message = {
-            "op": "outcome",
-            "status": status,
-            "text": text,
-            "again": again,
-            "attempt": self._attempt,
-            "max_restarts": self._max_restarts,
-        }
+            if was_preempted(everyone):
+                again, restart = self._max_restarts > 0, "restart after a preemption"
+            else:
+                again = status != 0 and self._failures < self._max_restarts
+                self._failures += 1
+                restart = f"restart {self._failures} of at most {self._max_restarts}"
+        message = {"op": "outcome", "status": status, "text": text, "again": again, "restart": restart}
         members = list(self._joined)
         self._finished = not again
         if again:

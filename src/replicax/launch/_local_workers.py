@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +24,8 @@ from replicax.launch._output import Lines, Screen
 SETTLE = 2.0
 # Seconds after which a worker that has written a report, and not ended, is taken for failed.
 _REPORTED_AND_ALIVE = 5.0
+# Seconds that the others have to end once a worker was preempted: the state is saved, and they leave in their own way.
+_LEAVE = 30.0
 # Seconds between two looks for reports and marks.
 _LOOK = 0.5
 
@@ -110,6 +113,7 @@ class LocalWorkers:
         host: the address of this machine.
         folder: for the workers' reports.
         tell: sends the leader what is known of the workers before all have ended.
+        preempt_codes: exit statuses of workers that were preempted.
     """
 
     def __init__(
@@ -118,11 +122,14 @@ class LocalWorkers:
         host: str,
         folder: Path,
         tell: Callable[[Message], None],
+        preempt_codes: Collection[int] = (),
     ):
         self._host = host
         self._folder = folder
         self._tell = tell
+        self._preempt_codes = preempt_codes
         self._failed = False
+        self._leave_by = math.inf
         self._running = {asyncio.create_task(self._attend(worker)): worker for worker in workers}
 
     async def wait(self) -> list[Outcome]:
@@ -158,11 +165,14 @@ class LocalWorkers:
         outcome = Outcome(
             worker.number, self._host, status, when, ended, report, readable(worker.tail),
             address=worker.address, joins=joins, joined=joined,
+            preempted=status in self._preempt_codes and not ended and report is None,
         )  # fmt: skip
         if outcome.failed:
             self._fail()
         elif not ended and not joins:
             self._stands(worker, "ended", [worker.address])
+        if outcome.preempted:
+            self._leave_by = min(self._leave_by, time.monotonic() + _LEAVE)
         return outcome
 
     def _fail(self) -> None:
@@ -186,5 +196,7 @@ class LocalWorkers:
             if reported is None and any(self._folder.glob("*.json")):  # the folder itself may have been deleted
                 reported = time.monotonic()
             if reported is not None and time.monotonic() - reported > _REPORTED_AND_ALIVE:
+                self._fail()
+            if time.monotonic() > self._leave_by:
                 self._fail()
             await asyncio.sleep(_LOOK)

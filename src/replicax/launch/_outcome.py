@@ -36,11 +36,12 @@ class Outcome:
     address: str = ""  # in the cluster
     joins: list[str] = field(default_factory=list)  # the addresses of the job that it has begun to join
     joined: bool = False  # and all of that job were there
+    preempted: bool = False  # it has ended, by itself, with an exit status that says that it has saved its state
 
     @property
     def failed(self) -> bool:
         """True if it failed by itself."""
-        return self.report is not None or (self.status != 0 and not self.ended)
+        return self.report is not None or (self.status != 0 and not self.ended and not self.preempted)
 
     @property
     def failed_at(self) -> float:
@@ -69,7 +70,7 @@ class Outcome:
                 (list, (outcome.tail, outcome.joins)),
                 (str, texts),
                 (int, numbers),
-                (bool, (outcome.ended, outcome.joined)),
+                (bool, (outcome.ended, outcome.joined, outcome.preempted)),
             ):
                 if {*map(type, values)} != {kind}:
                     raise TypeError(f"{values} are not all of type {kind.__name__}")
@@ -142,14 +143,31 @@ def exit_status(status: int) -> int:
 
 
 def job_outcome(outcomes: Sequence[Outcome]) -> tuple[int, str]:
-    """Returns the launcher's exit status, and which worker failed first, and why; 0 and no text if none failed."""
+    """Returns the launcher's exit status, and which worker failed first, and why; 0 and no text if all went well.
+
+    Where none failed and some were preempted, it is the status of the first of these, and who they are.
+    """
     failures = sorted((outcome for outcome in outcomes if outcome.failed), key=lambda outcome: outcome.failed_at)
     first = min([*_absent(outcomes), *failures], key=lambda outcome: outcome.failed_at, default=None)
     if first is None:
-        return 0, ""
+        return _preempted(outcomes)
     cause = _follow(first, {outcome.worker: outcome for outcome in outcomes})
     statuses = [outcome.status for outcome in (cause, first, *failures) if outcome.status and not outcome.ended]
     return exit_status(statuses[0]) if statuses else 1, _tell(cause, first, outcomes)
+
+
+def was_preempted(outcomes: Sequence[Outcome]) -> bool:
+    """Returns whether the job has ended because of a preemption: workers have saved its state, and none failed."""
+    return any(o.preempted for o in outcomes) and not any(o.failed for o in outcomes)
+
+
+def _preempted(outcomes: Sequence[Outcome]) -> tuple[int, str]:
+    workers = [outcome for outcome in outcomes if outcome.preempted]
+    if not workers:
+        return 0, ""
+    status = workers[0].status or 0
+    names = listed([f"worker {outcome.worker}" for outcome in workers])
+    return status, f"preempted: {names} ended with exit status {status}."
 
 
 def _absent(outcomes: Sequence[Outcome]) -> list[Outcome]:
