@@ -228,6 +228,10 @@ def test_sagemaker_hosts_are_workers(monkeypatch):
     resolver = SageMakerClusterResolver(port=99, rpc_layer="grpc")
     assert resolver.cluster_spec().as_dict() == {"worker": ["algo-1:99", "algo-2:99"]}
     assert (resolver.task_type, resolver.task_id, resolver.master()) == ("worker", 1, "grpc://algo-2:99")
+    monkeypatch.setenv("SM_HOSTS", '["fd00::1"]')
+    monkeypatch.setenv("SM_CURRENT_HOST", "fd00::1")
+    assert resolver.cluster_spec().as_dict() == {"worker": ["[fd00::1]:99"]}
+    monkeypatch.setenv("SM_HOSTS", '["algo-2","algo-1"]')
     monkeypatch.setenv("SM_CURRENT_HOST", "algo-7")
     assert not resolver.cluster_spec()
     assert "the current host 'algo-7' is not among the hosts ['algo-1', 'algo-2']" in resolver.explain().contradictions

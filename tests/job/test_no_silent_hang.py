@@ -402,6 +402,25 @@ def test_a_thread_that_outlives_its_program_delays_no_report(tmp_path, run_dir, 
         assert run_dir.report(index)["caused_by"] == (None if index == early else early)
 
 
+@pytest.mark.parametrize("error, status", [("KeyboardInterrupt()", -signal.SIGINT), ("ValueError('bad')", 1)])
+def test_an_exception_that_a_hook_of_the_program_shows_ends_all_while_a_thread_still_runs(tmp_path, error, status):
+    """With the status that it has without the thread: a KeyboardInterrupt ends a program by its signal."""
+    code = f"""
+        import sys, threading, time
+        from processes import join, step
+        job = join()
+        sys.excepthook = sys.__excepthook__
+        step().block_until_ready()
+        if job.process_id == 1:
+            threading.Thread(target=time.sleep, args=(600,)).start()
+            raise {error}
+        step().block_until_ready()
+    """
+    with Workers(tmp_path, 2, code) as workers:
+        done = workers.join(timeout=60)
+    assert (done[0].returncode, done[1].returncode) == (70, status), workers.output()
+
+
 def test_a_thread_may_train_when_the_main_program_has_ended(tmp_path):
     """One that makes the calls, however late it comes to them, is waited for."""
     code = """

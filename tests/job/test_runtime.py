@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
@@ -16,8 +17,10 @@ import replicax as rx
 from replicax._job import diagnosis as _diagnosis
 from replicax._job import join, process_exit, state
 from replicax._job.call_log import CallLog
-from replicax._job.channel import Channel, Messages, Relay, encoded, interface, parse, wait
+from replicax._job.channel import Channel, Messages, Relay, encoded, interface, parse, resolved, wait
 from replicax._job.diagnosis import Peer
+from replicax._job.preflight import Gathering
+from replicax._job.state import Job
 from replicax.launch._outcome import read_mark
 
 
@@ -207,9 +210,50 @@ def test_addresses():
     assert interface("localhost") == interface("127.0.0.1") == "127.0.0.1" and interface("::1") == "::1"
     assert interface(socket.gethostname()) == interface("no.such.host.invalid") == "0.0.0.0"
     assert interface("10.1.2.3") == "0.0.0.0" and interface("fd00::1") == "::"
-    for bad in ("host", "host:", ":80", "host:0", "host:65536", "host:http"):
+    for bad in ("host", "host:", ":80", "host:0", "host:65536", "host:http", "a..b:80", "x" * 64 + ":80"):
         with pytest.raises(ValueError, match="An address reads HOST:PORT"):
             parse(bad)
+    assert resolved("a..b") == resolved("x" * 64) == resolved("no.such.host.invalid") == []
+
+
+@contextlib.contextmanager
+def answering(*pieces):
+    """A port whose holder reads a line of whoever connects, and sends these pieces as long as they are read."""
+
+    def serve():
+        connection, _ = server.accept()
+        with connection, connection.makefile("rb") as lines, contextlib.suppress(OSError):
+            lines.readline()
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(0.01)
+            while lines.readline():
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1]
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_long_refusal_of_who_holds_the_own_address_is_read():
+    gathering = Gathering(Job((("worker", 0), ("worker", 1)), ("127.0.0.1:1", "127.0.0.1:2"), 0), 60.0)
+    with answering(encoded({"refused": "no " * 50_000})) as port:
+        refused = gathering._refused_by_the_holder("127.0.0.1", port)
+    assert refused is not None and refused.startswith("no no no") and len(refused) == 10_000
+
+
+def test_who_holds_the_own_address_and_sends_byte_by_byte_is_not_waited_for():
+    gathering = Gathering(Job((("worker", 0), ("worker", 1)), ("127.0.0.1:1", "127.0.0.1:2"), 0), 60.0)
+    with answering(*[b"x"] * 100_000) as port:
+        assert gathering._refused_by_the_holder("127.0.0.1", port) is None
+
+
+def test_addresses_are_checked_before_anything_is_waited_for():
+    with pytest.raises(ValueError, match="worker 1: An address reads HOST:PORT.*; got 'b'"):
+        join.start([("worker", 0), ("worker", 1)], ["127.0.0.1:1", "b"], 0)
 
 
 def test_a_relay_stays_open_when_the_other_end_is_gone():

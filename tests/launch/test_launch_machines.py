@@ -144,6 +144,10 @@ def test_a_coordinator_on_another_machine_is_told(tmp_path):
     with Launch(tmp_path, options, "print('started')") as launch:
         assert launch.wait() == 2
     assert "192.0.2.1:4000 is not an address of this machine" in launch.err
+    with Launch(tmp_path, options.replace("192.0.2.1", "nosuch.invalid"), "print('started')") as launch:
+        assert launch.wait() == 2
+    assert "The coordinator's name nosuch.invalid is not known on this machine: " in launch.err
+    assert "nosuch.invalid is not known on this machine: None" not in launch.err
 
 
 def test_a_launched_job_starts_whatever_strangers_send_to_its_port(tmp_path):

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from replicax._cluster.explain import Explanation
 from replicax._cluster.resolver import ClusterResolver, master_url
 from replicax._cluster.spec import ClusterSpec
+from replicax._job.channel import join_address
 
 _T = TypeVar("_T", str, int)
 _EXAMPLE = '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
@@ -213,7 +214,7 @@ class SageMakerClusterResolver(ConfigClusterResolver):
         if current not in hosts:
             return {}
         return {
-            "cluster": {"worker": [f"{host}:{self._port}" for host in hosts]},
+            "cluster": {"worker": [join_address(host, self._port) for host in hosts]},
             "task": {"type": "worker", "index": hosts.index(current)},
         }
 

@@ -12,6 +12,7 @@ from replicax._cluster import local_processes
 from replicax._cluster.explain import Explanation
 from replicax._cluster.resolver import TaskClusterResolver
 from replicax._cluster.spec import ClusterSpec
+from replicax._job.channel import join_address
 
 _VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
 
@@ -145,7 +146,8 @@ class SlurmClusterResolver(TaskClusterResolver):
         queue = iter(tasks)
         self._placed = {job: list(itertools.islice(queue, count)) for job, count in sorted(jobs.items())}
         self._addresses = {
-            job: [f"{host}:{port_base + index}" for host, index in placed] for job, placed in self._placed.items()
+            job: [join_address(host, port_base + index) for host, index in placed]
+            for job, placed in self._placed.items()
         }
         ranks = [(job, index) for job, placed in self._placed.items() for index in range(len(placed))]
         if self._rank < len(ranks):

@@ -170,12 +170,21 @@ def parse(address: str) -> tuple[str, int]:
     (('10.0.0.1', 2222), ('::1', 80))
     """
     match = re.fullmatch(r"(?:\[([\da-fA-F:.]+(?:%[^\s\[\]/]+)?)\]|([^:/\s\[\]]+)):([0-9]{1,5})", address)
-    if match is None or not 0 < int(match[3]) < 65536:
+    if match is None or not 0 < int(match[3]) < 65536 or not _is_encodable(match[1] or match[2]):
         raise ValueError(
             f"An address reads HOST:PORT, such as '10.0.0.1:2222' or '[::1]:2222', with a port from 1 to 65535; got "
             f"{address!r}."
         )
     return match[1] or match[2], int(match[3])
+
+
+def _is_encodable(host: str) -> bool:
+    """Returns whether a host's name can be looked up: the parts between its dots have 1 to 63 characters."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def interface(host: str) -> str:
@@ -210,9 +219,14 @@ def is_own(address: str) -> bool:
 def resolved(name: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     """Returns the addresses of a host by its name or address; none if it is not known."""
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
-    except OSError:  # not known yet
+        return looked_up(name)
+    except (OSError, UnicodeError):  # not known yet, or no name at all
         return []
+
+
+def looked_up(name: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """Returns the addresses of a host by its name or address; raises what the system says if it is not known."""
+    found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     return [ipaddress.ip_address(address) for address in sorted(found)]
 
 

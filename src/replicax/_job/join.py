@@ -50,6 +50,7 @@ def start(tasks: Sequence[tuple[str, int]], addresses: Sequence[str], process_id
 
     Raises:
         RuntimeError: JAX has begun to compute already, or the process belongs to another job.
+        ValueError: an address is none, or there is not one for each task.
         JobError: who is missing within the deadline, or what does not fit together.
     """
     job = Job(tuple((str(kind), int(index)) for kind, index in tasks), tuple(addresses), int(process_id))
@@ -61,6 +62,11 @@ def start(tasks: Sequence[tuple[str, int]], addresses: Sequence[str], process_id
     with _lock:
         if len(job.tasks) == 1:
             return job
+        for i, address in enumerate(job.addresses):
+            try:
+                parse(address)
+            except ValueError as error:
+                raise ValueError(f"{job.name(i)}: {error}") from None
         running = state.current()
         if running is not None and running != job:
             raise RuntimeError(

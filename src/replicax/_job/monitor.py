@@ -124,10 +124,14 @@ class Monitor:
         me = self.me
         threads = process_exit.lasting_threads() if not me.left and process_exit.main_has_ended() else []
         me.ended = ", ".join(repr(thread.name) for thread in threads)
-        if not me.ended or self._status is not None or any(t.ident in self.calls.threads for t in threads):
+        decided = self._status is not None or self._signal is not None
+        if not me.ended or decided or any(t.ident in self.calls.threads for t in threads):
             me.ended = ""
         elif (error := process_exit.uncaught()) is not None:
-            self._status = 1
+            if isinstance(error, KeyboardInterrupt):
+                self._signal = signal.SIGINT
+            else:
+                self._status = 1
             self._fail(process_exit.one_line(error))
         else:
             me.stack = process_exit.lasting_stacks()

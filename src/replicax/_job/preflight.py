@@ -24,8 +24,6 @@ from replicax._job.channel import (
     SPEAKS,
     STRANGERS,
     Channel,
-    Messages,
-    encoded,
     interface,
     listen,
     parse,
@@ -40,6 +38,7 @@ _TEXT = 10_000  # characters of a refusal
 _NAMED = 8  # strangers that are named
 _NOTE = 10.0  # seconds after which a process says whom it waits for
 _RETRY = 0.2
+_ASKED = 1.0  # seconds for an answer of who listens at this process's address
 _MODE = "REPLICAX_PREFLIGHT"
 # Fields of `about_me` that must be the same on every process, and their names in messages.
 _MUST_AGREE = {"replicax": "replicax", "jax": "JAX", "python": "Python", "program": "the program"}
@@ -131,13 +130,21 @@ class Gathering:
 
     def _refused_by_the_holder(self, host: str, port: int) -> str | None:
         """Returns why a process that listens at this one's address refuses it, if that is one of the job."""
+        end = time.monotonic() + _ASKED
         try:
-            with socket.create_connection((host, port), timeout=1.0) as holder, holder.makefile("rb") as answers:
-                holder.sendall(encoded({"hello": self._me}))
-                (message,) = Messages(_TEXT).feed(answers.readline(_TEXT))
-                return str(message["refused"])
-        except (OSError, ValueError, KeyError):
+            holder = Channel(socket.create_connection((host, port), timeout=_ASKED))
+        except OSError:
             return None
+        try:
+            holder.send({"hello": self._me})
+            while not holder.closed and (left := end - time.monotonic()) > 0:
+                wait([holder], [], left)
+                holder.flush()
+                for message in holder.receive():
+                    return str(message["refused"])[:_TEXT] if "refused" in message else None
+            return None
+        finally:
+            holder.close()
 
     def _accept(self, listener: socket.socket, now: float) -> None:
         """Takes new connections, not too many before those that are here are heard."""

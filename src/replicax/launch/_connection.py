@@ -22,7 +22,7 @@ from replicax._job.channel import (
     interface,
     is_own,
     join_address,
-    resolved,
+    looked_up,
 )
 from replicax.launch._environment import LaunchError
 from replicax.launch._leader import FROM_LEADER, Leader, checked
@@ -106,7 +106,13 @@ class Listener:
     async def __aenter__(self) -> None:
         host, port = self._address
         where = join_address(host, port)
-        if not any(is_own(str(address)) for address in resolved(host)):
+        try:
+            addresses = looked_up(host)
+        except OSError as error:
+            raise LaunchError(
+                f"The coordinator's name {host} is not known on this machine: {error.strerror or error}."
+            ) from None
+        if not any(is_own(str(address)) for address in addresses):
             raise LaunchError(
                 f"The coordinator {where} is not an address of this machine. --coordinator names the machine where "
                 f"--worker-rank 0 is started."
@@ -170,7 +176,8 @@ async def connect(
         except OSError as error:  # TimeoutError is one too
             if time.monotonic() + _RETRY > deadline:
                 unknown = isinstance(error, socket.gaierror)  # whose number is none of the system's
-                reason = os.strerror(error.errno) if error.errno and not unknown else error.strerror or "no answer"
+                told = error.strerror or str(error) or "no answer"
+                reason = os.strerror(error.errno) if error.errno and not unknown else told
                 raise LaunchError(
                     f"Nobody answers at the coordinator's address {join_address(host, port)} for {start_timeout:g} s "
                     f"({reason}). Is `replicax launch ... --worker-rank 0` running there, and is the port open?"
