@@ -95,6 +95,29 @@ def test_an_on_read_variable_is_saved_as_its_aggregate(n, tmp_path):
         assert parts(mirrored(m), new["ONLY_FIRST_REPLICA"]) == [1.0] * m
 
 
+def test_a_manager_restores_what_each_of_as_many_replicas_had(tmp_path):
+    def managed(strategy):
+        with strategy.scope():
+            v = rx.Variable({"a": 0.0, "b": np.zeros(2)}, synchronization=S.ON_READ, aggregation=A.SUM)
+        return v, CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=1)
+
+    strategy = mirrored(2)
+    old, manager = managed(strategy)
+    strategy.run(lambda: old.assign({"a": replica_id() + 0.5, "b": jnp.stack([replica_id(), 5]) * 1.0}))
+    path = manager.save()
+    keys = [f"{key}/.ATTRIBUTES/VARIABLE_VALUE" for key in ("save_counter", "v/a", "v/b")]
+    assert [key for key, _ in rx.train.list_variables(path)] == ["_CHECKPOINTABLE_OBJECT_GRAPH", *keys]
+
+    new, manager = managed(strategy)
+    manager.restore_or_initialize()
+    values = [jax.tree.map(lambda a: np.asarray(a).tolist(), v) for v in strategy.experimental_local_results(new)]
+    assert values == [{"a": 0.5, "b": [0.0, 5.0]}, {"a": 1.5, "b": [1.0, 5.0]}]
+    single, manager = managed(mirrored(1))
+    manager.restore_or_initialize()
+    assert manager.checkpoint.restore(path).assert_consumed() is not None
+    assert jax.tree.map(lambda a: a.tolist(), single.numpy()) == {"a": 2.0, "b": [1.0, 10.0]}
+
+
 def test_an_on_read_variable_without_aggregation_cannot_be_saved(tmp_path):
     with mirrored(2).scope():
         v = rx.Variable(0.0, synchronization=S.ON_READ, aggregation=A.NONE)

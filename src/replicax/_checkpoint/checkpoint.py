@@ -22,6 +22,7 @@ from replicax._checkpoint.files import Path
 from replicax._checkpoint.object_graph import ObjectNode, PositionLeaf
 from replicax._checkpoint.restore import (
     POSITION,
+    REPLICAS,
     CheckpointLoadStatus,
     InitializationOnlyStatus,
     LoadStatus,
@@ -82,6 +83,8 @@ def _snapshot(nodes: Sequence[ObjectNode], together: bool) -> _files.Saved:
                     at = children[name]
                 saved[at]["key"] = key = key_of((*node.names, *names))
                 arrays[key] = array
+            for names, array in node.leaf.read_replicas().items():
+                arrays[key_of((*node.names, *names), REPLICAS)] = array
     return _files.Saved(saved, arrays, uuid.uuid4().hex)
 
 
@@ -316,11 +319,12 @@ class Checkpoint:
         """
         return self._read(save_path, "restore", counting=True)
 
-    def _read(self, save_path: Path | None, method: str, counting: bool) -> LoadStatus:
+    def _read(self, save_path: Path | None, method: str, counting: bool, exactly: bool = False) -> LoadStatus:
+        """Restores values. Where `exactly`, as many replicas as saved them get back what each had for itself."""
         _refuse_inside(method)
         if save_path is None:
             return InitializationOnlyStatus()
-        restoration = Restoration(path_text(save_path, "checkpoint"), self._roots())
+        restoration = Restoration(path_text(save_path, "checkpoint"), self._roots(), exactly)
         if counting:
             self.save_counter  # noqa: B018  # makes it
         try:
@@ -354,7 +358,8 @@ class CheckpointReader:
     def __init__(self, path: str):
         self._saved = _files.read(path)
         graph = np.array(json.dumps(self._saved.nodes).encode(), object)
-        self._values = {GRAPH: graph, **self._saved.arrays}
+        self._values = {GRAPH: graph}
+        self._values.update((key, array) for key, array in self._saved.arrays.items() if not key.endswith(REPLICAS))
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
         """Returns the shape of each value."""

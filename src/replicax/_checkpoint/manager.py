@@ -239,7 +239,8 @@ class CheckpointManager:
     def restore_or_initialize(self) -> str | None:
         """Restores the newest checkpoint that is whole; where there is none, calls `init_fn`.
 
-        A warning names each newer one that is damaged.
+        A warning names each newer one that is damaged. As many replicas as have saved it get back the values that each
+        had for itself in on-read variables, so that the training goes on exactly.
 
         Returns:
             The path; None where nothing was restored.
@@ -250,7 +251,7 @@ class CheckpointManager:
         damaged: CheckpointError | None = None
         for path in reversed(list(self._paths or self._others)):
             try:
-                self._checkpoint.restore(path)
+                self._checkpoint._read(path, "restore", counting=True, exactly=True)
             except FileNotFoundError:
                 self._paths, self._others = {}, {}
                 self._find_existing()  # another process may have saved newer ones and deleted this

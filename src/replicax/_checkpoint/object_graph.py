@@ -22,8 +22,10 @@ from jax.typing import DTypeLike
 
 from replicax._base import array_conversion
 from replicax._base.types import Leaf, Tree
+from replicax._tracing import frames
 from replicax._values import is_array, is_global
 from replicax._variables import deferred_restore
+from replicax._variables.mesh_storage import StackedStorage
 from replicax._variables.variable import Variable
 
 Names: TypeAlias = tuple[str, ...]
@@ -109,6 +111,32 @@ class PytreeLeaf:
         old = self._get()
         new = [_from_host(arrays[names], like) for names, like in _keyed(old).items()]
         self._set(jax.tree.unflatten(jax.tree.structure(old), new))
+
+    def _stacked(self) -> tuple[Variable, StackedStorage] | None:
+        """Returns the variable of which each replica has a value of its own, and its storage; None for others."""
+        held = self.owner if isinstance(self.owner, Variable) else getattr(self.owner, "__replicax_variable__", None)
+        if not isinstance(held, Variable) or not isinstance(held._storage, StackedStorage):
+            return None
+        return (held, held._storage) if held._storage.mesh.size > 1 else None
+
+    def read_replicas(self) -> dict[Names, np.ndarray]:
+        """Returns the arrays of all replicas, stacked, where these are not equal by nature; else nothing."""
+        if (found := self._stacked()) is None:
+            return {}
+        variable, storage = found
+        with frames.lock:
+            leaves = storage.read()
+        return {names: _to_host(leaf) for names, leaf in _keyed(variable._of_leaves(leaves)).items()}
+
+    def write_replicas(self, arrays: dict[Names, np.ndarray]) -> None:
+        """Replaces the arrays of all replicas, if there are as many as those of `read_replicas` had."""
+        if (found := self._stacked()) is None:
+            return
+        variable, storage = found
+        with frames.lock:
+            old = _keyed(variable._of_leaves(storage.read()))
+            if all(names in arrays and arrays[names].shape == leaf.shape for names, leaf in old.items()):
+                storage.write([_from_host(arrays[names], leaf) for names, leaf in old.items()])
 
 
 class VariableLeaf(PytreeLeaf):
@@ -251,7 +279,8 @@ def has_children(value: object) -> bool:
 
 
 def _is_keras_object(value: object) -> bool:
-    return (_has(value, "variables") or _has(value, "weights")) and hasattr(value, "__dict__")
+    of_variables = _has(value, "variables") or _has(value, "weights") or _has(value, "next", "from_config")  # seeds
+    return of_variables and hasattr(value, "__dict__")
 
 
 def is_trackable(value: object) -> bool:
@@ -288,7 +317,7 @@ def trackable_children(obj: object) -> dict[str, Any]:
     """Returns the children of an object, by the names under which a checkpoint knows them.
 
     These are the items of a dict, list or tuple, the result of a method `_tracked`, or the attributes of an object of
-    Keras (one with `variables`). Children without values in them do no harm.
+    Keras (one with `variables`, or a generator of seeds). Children without values in them do no harm.
     """
     if isinstance(obj, dict):
         return {str(key): value for key, value in obj.items()}

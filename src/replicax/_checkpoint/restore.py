@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn, TypeAlias
 
 import jax
+import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._checkpoint import files as _files
@@ -20,6 +21,7 @@ from replicax._variables.variable import Variable
 
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 POSITION = ".ATTRIBUTES/ITERATOR_STATE"
+REPLICAS = ".ATTRIBUTES/REPLICA_VALUES"  # beside VALUE: of each replica, where these differ
 _KEPT = "_restored_checkpoint"  # an attribute by which objects keep what waits for their children
 
 
@@ -39,10 +41,16 @@ def name_in_messages(names: Names) -> str:
 
 
 class Restoration:
-    """A checkpoint that was read, and a record of which of its values were given to which objects."""
+    """A checkpoint that was read, and a record of which of its values were given to which objects.
 
-    def __init__(self, path: str, roots: Sequence[object]):
-        self.path, self._roots = path, roots
+    Args:
+        path: the checkpoint's.
+        roots: the objects.
+        exactly: whether replicas get back what each had for itself in place of a part of the aggregated value.
+    """
+
+    def __init__(self, path: str, roots: Sequence[object], exactly: bool = False):
+        self.path, self._roots, self._exactly = path, roots, exactly
         self._saved = _files.read(path)
         self._given: dict[Identity, CheckpointLeaf] = {}  # restored leaves by identity, which keeps them alive
         self._stay: dict[Identity, CheckpointLeaf] = {}  # iterators that were warned about: they keep their position
@@ -68,8 +76,15 @@ class Restoration:
             self._given[leaf.identity] = leaf
             if not isinstance(leaf, PositionLeaf):
                 leaf.write({names: self._saved.arrays[key] for names, key in values.items()})
+                if self._exactly:
+                    leaf.write_replicas(self._of_replicas(values))
         if not self.unused():
             self.stop()
+
+    def _of_replicas(self, values: dict[Names, str]) -> dict[Names, np.ndarray]:
+        """Returns what replicas had each for themselves of the arrays with these keys."""
+        keys = {names: key.removesuffix(VALUE) + REPLICAS for names, key in values.items()}
+        return {names: self._saved.arrays[key] for names, key in keys.items() if key in self._saved.arrays}
 
     def wait(self) -> None:
         """Waits for objects that are made or attached later, for as long as the present ones live."""
@@ -159,7 +174,7 @@ class Restoration:
 
     def unused(self) -> list[str]:
         """Returns the keys of the values that were given to no object."""
-        return [key for key in self._saved.arrays if key not in self._used]
+        return [key for key in self._saved.arrays if key not in self._used and not key.endswith(REPLICAS)]
 
     def unmatched(self) -> list[str]:
         """Returns descriptions of the objects that are there and have no value here."""
