@@ -394,6 +394,20 @@ def with_callbacks(
     return of_params(closed), names
 
 
+def callback_of(eqn: jex.JaxprEqn) -> tuple[Callable[..., Any], bool] | None:
+    """Returns the Python function that an equation calls back with its operands, and whether it only prints.
+
+    None where it is no callback. The names of these primitives' parameters are documented nowhere.
+    """
+    if eqn.primitive.name not in _CALLBACKS:
+        return None
+    if eqn.primitive.name == "debug_print":
+        return functools.partial(eqn.primitive.impl, **eqn.params), True
+    function = eqn.params["callback"]
+    held = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    return function, any(getattr(one, "_replicax_only_shows", False) for one in (function, *held))
+
+
 def hide_lines_of(folder: str) -> None:
     """Makes JAX's errors and programs' metadata name the line outside of a folder that an operation comes from.
 

@@ -55,3 +55,11 @@ ELEMENTWISE = frozenset(_ELEMENTWISE.split())
 # The result has the elements of the operand in the same order, if it has as many (and `dimensions`, by which `reshape`
 # may transpose before, is None).
 SAME_ELEMENTS = frozenset({"reshape", "squeeze", "broadcast_in_dim", "sharding_constraint", "reshard", "copy"})
+
+# All elements of an array, or those along some of its axes, become one.
+REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"})
+
+# The result is the first operand with some elements changed: the others say which, and to what.
+SCATTERS = frozenset(
+    {"scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max", "dynamic_update_slice"}
+)

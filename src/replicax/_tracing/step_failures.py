@@ -75,7 +75,7 @@ class Guard:
                     _callbacks.running -= 1
             return [np.zeros(kind.shape, kind.dtype) for kind in types]
 
-        return called_back
+        return only_shows(called_back) if shows else called_back
 
     def __enter__(self) -> None:
         if not in_callback():

@@ -1,0 +1,211 @@
+"""Cuts a traced function into the parts that a worker and the parameter servers run.
+
+The worker asks for the rows that it looks up (`Cut.index`, `Cut.gathers`) and for whole leaves (`Cut.reads`), computes
+gradients and results (`Cut.compute`), and ships to each server what that one's program (`Cut.updates`) makes new values
+of. All four together compute what the whole program does. Nothing here runs anything.
+
+A server does what goes element by element, adds rows in their places, and reduces what it has itself; what it takes is
+a minimum cut by bytes. What depends on a leaf through operations of the first kind is done where the leaf lies, so that
+updates of several workers add up. Everything else is computed by the worker, and its result shipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.extend.core as jex
+
+from replicax._base import jax_internals
+from replicax._parameter_server.cut_graph import Graph, Op, Value, needed_ops, same_value
+from replicax._parameter_server.cut_rules import Node, Rows, step_of
+from replicax._parameter_server.cut_server import Place, Side
+from replicax._parameter_server.cut_types import (
+    Callback,
+    Cut,
+    Gather,
+    Part,
+    ServedLeaf,
+    Shipped,
+    Stage,
+    Take,
+    Update,
+)
+from replicax._parameter_server.cut_worker import Worker, output_avals
+
+__all__ = ["Callback", "Cut", "Gather", "Part", "ServedLeaf", "Shipped", "Stage", "Take", "Update", "cut"]
+
+
+def cut(jaxpr: jex.ClosedJaxpr, leaves: Sequence[ServedLeaf], others: Sequence[int], results: Sequence[int]) -> Cut:
+    """Cuts a function into the parts that a worker and parameter servers run.
+
+    Args:
+        jaxpr: of a level of tracing; its arguments are `args` of the stages.
+        leaves: the leaves of variables on servers.
+        others: the slots of the inputs that the worker has, such as elements of datasets.
+        results: which of the jaxpr's outputs are results.
+
+    Raises:
+        ValueError: the function has inputs that are neither of these.
+    """
+    return _Cutting(jaxpr, leaves, others, results).cut()
+
+
+class _Cutting:
+    def __init__(
+        self, jaxpr: jex.ClosedJaxpr, leaves: Sequence[ServedLeaf], others: Sequence[int], results: Sequence[int]
+    ):
+        self._leaves, self._results = leaves, results
+        graph = self._graph = Graph(jaxpr, {x.slot: i for i, x in enumerate(leaves) if x.slot is not None})
+        unknown = graph.inputs.keys() - {x.slot for x in leaves} - {*others}
+        if unknown:
+            raise ValueError(f"Inputs of the program are neither of variables on servers nor of datasets: {unknown}.")
+        self._olds = [None if x.slot is None else graph.inputs.get(x.slot) for x in leaves]
+        self._news = [None if x.output is None else graph.outputs[x.output] for x in leaves]
+        self._others = [graph.inputs.get(slot) for slot in others]
+        self._callbacks, self._operands = self._without_callbacks()
+        self._unread = self._bytes_unread()
+        self._sides = {server: self._side(server) for server in self._servers()}
+        self._answers = self._answered()
+        # What is shipped, by the value, or by the sum that takes the pairs.
+        nodes = [node for side in self._sides.values() for node in side.shipped]
+        self._shipped = {key: i for i, key in enumerate(dict.fromkeys((node.value, node.pairs) for node in nodes))}
+
+    def cut(self) -> Cut:
+        computed = [result for result in self._results if result not in self._answers]
+        outputs = [*self._shipped, *((self._graph.outputs[place], False) for place in computed)]
+        outputs += [(value, False) for value in self._operands]
+        worker = Worker(self._graph, outputs, self._olds, self._others)
+        updates = [self._update(server, side) for server, side in self._sides.items()]
+        places = list(self._sides)
+        return Cut(
+            index=worker.index(),
+            gathers=worker.gathers(),
+            reads=worker.reads,
+            compute=worker.compute(),
+            shipped=self._all_shipped(worker),
+            updates=updates,
+            computed=computed,
+            answers=[
+                (result, places.index(self._leaves[leaf].parts[part].server), k)
+                for result, leaf in self._answers.items()
+                for part in range(len(self._leaves[leaf].parts))
+                for k in [self._answered_by(self._leaves[leaf].parts[part].server).index((leaf, part))]
+            ],
+            callbacks=self._callbacks,
+            has_callbacks=worker.has_callbacks,
+        )
+
+    # What is to be computed.
+
+    def _without_callbacks(self) -> tuple[list[Callback], list[Value]]:
+        """Takes callbacks whose results nobody needs out of the program; returns them and their operands."""
+        graph, callbacks, operands = self._graph, list[Callback](), list[Value]()
+        used = {value for op in graph.ops for value in op.inputs} | {*graph.outputs}
+        kept: list[Op] = []
+        for op in graph.ops:
+            called = jax_internals.callback_of(op.eqn)
+            if called is None or not op.stays or not used.isdisjoint(op.outputs):
+                kept.append(op)
+                continue
+            callbacks.append(Callback(called[0], len(op.inputs), called[1]))
+            operands += op.inputs
+        graph.ops[:] = kept
+        return callbacks, operands
+
+    def _bytes_unread(self) -> Callable[[int], int]:
+        """Returns a function that tells how many bytes of some leaves a worker would read for nothing else."""
+        roots = {same_value(new) for new in self._news if new is not None}
+        results = [self._graph.outputs[i] for i in self._results]
+        read = 0
+        for value in (*(v for v in results if same_value(v) not in roots), *self._operands):
+            read |= value.leaves
+        ops, _ = needed_ops([new for new in self._news if new is not None], self._graph.ops)
+        for op in ops:
+            if op.stays or not op.outputs or step_of(Node(op.outputs[0])) is None:
+                read |= op.leaves
+        sizes = [0 if old is None else old.nbytes for old in self._olds]
+        return lambda leaves: sum(size for i, size in enumerate(sizes) if (leaves & ~read) >> i & 1)
+
+    def _servers(self) -> list[int]:
+        """Returns the servers that have something to update."""
+        return sorted({part.server for leaf in self._leaves if leaf.output is not None for part in leaf.parts})
+
+    def _node(self, value: Value, place: Place) -> Node:
+        """Returns the node that a part of a leaf is, of its old or new value."""
+        leaf, number = place
+        parts = self._leaves[leaf].parts
+        if len(parts) == 1:
+            return Node(value)
+        return Node(value, Rows(value.aval.shape[0], parts[number].start, parts[number].stop))
+
+    def _side(self, server: int) -> Side:
+        here: dict[Node, Place] = {}
+        targets: dict[Place, Node] = {}
+        for i, leaf in enumerate(self._leaves):
+            for number in (number for number, part in enumerate(leaf.parts) if part.server == server):
+                old, new = self._olds[i], self._news[i]
+                if old is not None:
+                    here[self._node(old, (i, number))] = i, number
+                if new is not None:
+                    targets[i, number] = self._node(new, (i, number))
+        return Side(here, targets, self._unread)
+
+    def _answered(self) -> dict[int, int]:
+        """Returns the results that are new values of leaves, which servers know best, and these leaves."""
+        leaf_of = {same_value(new): i for i, new in enumerate(self._news) if new is not None and self._is_made(i)}
+        roots = {result: same_value(self._graph.outputs[result]) for result in self._results}
+        return {result: leaf_of[root] for result, root in roots.items() if root in leaf_of and root.op is not None}
+
+    def _is_made(self, leaf: int) -> bool:
+        """Returns whether the new value of a leaf is computed from what its servers have."""
+        parts = enumerate(self._leaves[leaf].parts)
+        return all(self._sides[part.server].reads_leaves((leaf, number)) for number, part in parts)
+
+    def _answered_by(self, server: int) -> list[Place]:
+        """Returns the parts whose new values a server answers."""
+        leaves = sorted({*self._answers.values()})
+        parts = ((leaf, number, part) for leaf in leaves for number, part in enumerate(self._leaves[leaf].parts))
+        return [(leaf, number) for leaf, number, part in parts if part.server == server]
+
+    # The parts of the program.
+
+    def _all_shipped(self, worker: Worker) -> list[Shipped]:
+        found, output = [], 0
+        for (_, pairs), avals in zip(self._shipped, worker.avals):
+            found.append(Shipped("rows" if pairs else "array", output, avals))
+            output += len(avals)
+        return found
+
+    def _update(self, server: int, side: Side) -> Update:
+        writes = list(side.targets)
+        reads = [place for place in side.read if place not in side.targets]
+        takes, avals = list[Take](), list[jax.ShapeDtypeStruct]()
+        for node in side.shipped:
+            rows, number = node.rows, self._shipped[node.value, node.pairs]
+            takes.append(Take(number) if rows is None else Take(number, rows.start, rows.stop))
+            for aval in output_avals((node.value, node.pairs)):
+                shape = aval.shape if rows is None or node.pairs else (rows.many, *aval.shape[1:])
+                avals.append(jax.ShapeDtypeStruct(shape, aval.dtype))
+        function = side.function(writes, reads, self._answered_by(server))
+        used = tuple(i for i, place in enumerate(writes) if place in side.read)
+        stage = Stage(
+            function,
+            (self._avals(writes), self._avals(reads), tuple(avals)),
+            (used, tuple(range(len(reads))), tuple(range(len(avals)))),
+        )
+        return Update(server, reads, writes, takes, stage, self._compared(side))
+
+    def _compared(self, side: Side) -> list[Place]:
+        olds = {place: self._olds[place[0]] for place in side.targets}
+        return [
+            place for place, old in olds.items() if old is not None and side.is_stale(place, self._node(old, place))
+        ]
+
+    def _avals(self, places: Sequence[Place]) -> tuple[jax.ShapeDtypeStruct, ...]:
+        found = []
+        for leaf, number in places:
+            aval, parts = self._leaves[leaf].aval, self._leaves[leaf].parts
+            shape = aval.shape if len(parts) == 1 else (parts[number].stop - parts[number].start, *aval.shape[1:])
+            found.append(jax.ShapeDtypeStruct(shape, aval.dtype))
+        return tuple(found)

@@ -1,0 +1,140 @@
+"""The part of a program that one parameter server runs: what it reads, replaces, takes and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from replicax._parameter_server.cut_flow import Facts, explored, shipped_nodes
+from replicax._parameter_server.cut_graph import Value
+from replicax._parameter_server.cut_rules import Node, Rows, Step, constant_of
+from replicax._parameter_server.cut_sums import additions, needs_of
+
+Place = tuple[int, int]  # the number of a leaf, and of a part of it
+
+
+class Side:
+    """What a server does, and what it needs for that.
+
+    Args:
+        here: the parts of leaves that lie on the server, by the nodes that they are.
+        targets: the new values of such parts.
+        unread: returns how many bytes more a worker reads if it computes what needs these leaves.
+
+    Attributes:
+        shipped: the nodes that it takes, in the order in which the program computes them.
+        read: the parts whose old values it needs.
+    """
+
+    def __init__(
+        self,
+        here: Mapping[Node, Place],
+        targets: Mapping[Place, Node],
+        unread: Callable[[int], int],
+    ):
+        self._here, self.targets = here, targets
+        wanted = [*targets.values()]
+        facts = explored(wanted, lambda node: node in here)
+        cut = shipped_nodes(wanted, facts, lambda node, fact: _cost(node, fact, unread))
+        steps = {node: fact.step for node, fact in facts.items() if fact.step is not None and node not in cut}
+        self._sums = additions(steps, wanted)
+        self._steps = self._computed(steps, wanted)
+        used = {need for node in self._steps for need in self._needs(node)} | {*wanted}
+        self.shipped = [node for node in facts if node in used and node in cut]
+        self.read = [here[node] for node in facts if node in used and node in here]
+
+    def _needs(self, node: Node) -> Sequence[Node]:
+        return [*needs_of(node, self._steps, self._sums)] if node in self._steps else ()
+
+    def _computed(self, steps: dict[Node, Step], wanted: Sequence[Node]) -> dict[Node, Step]:
+        """Returns the steps that are needed, in order."""
+        needed, waiting = set[Node](), [*wanted]
+        while waiting:
+            node = waiting.pop()
+            if node not in needed:
+                needed.add(node)
+                waiting += needs_of(node, steps, self._sums) if node in steps else ()
+        return {node: step for node, step in steps.items() if node in needed}
+
+    def slice_of(self, place: Place) -> set[Node]:
+        """Returns all nodes that the new value of a part is computed from on the server."""
+        found, waiting = set[Node](), [self.targets[place]]
+        while waiting:
+            node = waiting.pop()
+            if node not in found:
+                found.add(node)
+                waiting += self._needs(node)
+        return found
+
+    def reads_leaves(self, place: Place) -> bool:
+        """Returns whether the new value of a part is computed from what the server has."""
+        return any(node in self._here for node in self.slice_of(place))
+
+    def is_stale(self, place: Place, node_of: Node) -> bool:
+        """Returns whether a new value depends on the old one, which only the worker saw.
+
+        Args:
+            place: the part.
+            node_of: its old value.
+        """
+        (leaf, _), found = place, self.slice_of(place)
+        shipped = [node for node in self.shipped if node in found]
+        return node_of not in found and any(node.value.leaves >> leaf & 1 for node in shipped)
+
+    def function(
+        self, writes: Sequence[Place], reads: Sequence[Place], answered: Sequence[Place]
+    ) -> Callable[..., tuple[list[Any], list[Any]]]:
+        """Returns the program of (written old values, read old values, shipped) that returns (new values, answers)."""
+        nodes = {place: node for node, place in self._here.items()}
+
+        def update(olds: Sequence[Any], others: Sequence[Any], shipped: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            known: dict[Node, Any] = {}
+            known.update((nodes[place], array) for place, array in zip(writes, olds) if place in nodes)
+            known.update((nodes[place], array) for place, array in zip(reads, others))
+            remaining = iter(shipped)
+            for node in self.shipped:
+                known[node] = (next(remaining), next(remaining)) if node.pairs else next(remaining)
+            self._run(known)
+            value_of = _value_of(known)
+            news = {place: value_of(node) for place, node in self.targets.items()}
+            return [news[place] for place in writes], [news[place] for place in answered]
+
+        return update
+
+    def _run(self, known: dict[Node, Any]) -> None:
+        """Computes all steps of what is known."""
+        value_of = _value_of(known)
+        for node, step in self._steps.items():
+            if node in known:
+                continue
+            if node in self._sums:
+                known[node] = self._sums[node].compute(value_of)
+                continue
+            results = step.compute([value_of(operand) for operand in step.operands])
+            known.update((Node(value, node.rows), result) for value, result in zip(step.op.outputs, results))
+
+
+def _value_of(known: Mapping[Node, Any]) -> Callable[[Node], Any]:
+    return lambda node: known[node] if node in known else constant_of(node)
+
+
+def _cost(node: Node, fact: Facts, unread: Callable[[int], int]) -> int:
+    """Returns what it costs to ship a node, in sixteenths of a byte."""
+    size = shipped_bytes(node)
+    # What the server knows better than a worker is shipped only where that is clearly less.
+    return 17 * size + 16 + 16 * unread(node.value.leaves) if fact.reads else 16 * size
+
+
+def shipped_bytes(node: Node) -> int:
+    """Returns how many bytes of a node travel; of pairs, as many as if they were spread evenly."""
+    values: list[Value] = [node.value]
+    if node.pairs:
+        assert node.value.op is not None
+        values = node.value.op.inputs[1:]
+    size = sum(value.nbytes for value in values)
+    return max(1, size if node.rows is None else size * node.rows.many // max(1, node.rows.size))
+
+
+def rows_of(size: int, start: int, stop: int, parts: int) -> Rows | None:
+    """Returns the rows of a part of a leaf, None where it is all of it."""
+    return None if parts == 1 else Rows(size, start, stop)

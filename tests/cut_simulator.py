@@ -1,0 +1,167 @@
+"""Runs the parts of a cut program on arrays of the host, as a worker and servers would, and the whole program."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+
+from replicax._engine.program_inputs import leaves_of
+from replicax._parameter_server.cut import Cut, Part, ServedLeaf, Take, cut
+from replicax._parameter_server.cut_graph import nbytes
+from replicax._tracing.dataset_reads import element_arrays
+
+
+class Outcome(NamedTuple):
+    """What a run of the parts gave, and what travelled for it, in bytes."""
+
+    cut: Cut
+    news: dict[int, jax.Array]  # by the number of the leaf
+    results: list[jax.Array]
+    whole_news: dict[int, jax.Array]
+    whole_results: list[jax.Array]
+    shipped: int  # to all servers
+    read: int
+    gathered: int
+    operands: list[list[jax.Array]]  # of the callbacks
+
+
+def served(program, servers=1, sharded=()):
+    """The leaves of a program, each variable's on one server in turn; those of a shape in `sharded` over all."""
+    variables, found = {}, []
+    for leaf in leaves_of(program.level):
+        aval = leaf.storage.leaf_types(False)[leaf.leaf]
+        server = variables.setdefault(id(leaf.variable), len(variables)) % servers
+        size = aval.shape[0] if aval.shape else 1
+        parts = (Part(server, 0, size),)
+        if tuple(aval.shape) in sharded and servers > 1:
+            bounds = np.cumsum([0, *(len(rows) for rows in np.array_split(np.arange(size), servers))]).tolist()
+            parts = tuple(Part(i, start, stop) for i, (start, stop) in enumerate(zip(bounds, bounds[1:])))
+        found.append(ServedLeaf(leaf.slot, leaf.output, jax.ShapeDtypeStruct(aval.shape, aval.dtype), parts))
+    return found
+
+
+def cut_of(function, args, servers=1, sharded=()):
+    """The parts of a `rx.function` with these arguments, the program, its leaves and its call."""
+    program, call = function._program(args, {})
+    leaves = served(program, servers, sharded)
+    others = [slot for read in program.reads for slot in read.slots]
+    outputs = range(program._state_count, len(program.jaxpr.out_avals))
+    return cut(program.jaxpr, leaves, others, list(outputs)), program, leaves, call
+
+
+def simulate(function, args=(), servers=1, sharded=(), exported=False):
+    """Runs the parts and the whole for the variables' present values."""
+    parts, program, leaves, call = cut_of(function, args, servers, sharded)
+    values = [leaf.variable._storage.read()[leaf.leaf] for leaf in leaves_of(program.level)]
+    pulled = [jnp.asarray(x) for read in program.reads for x in element_arrays(read.element)]
+    news, results = program._compute_taped(
+        [x for leaf, x in zip(leaves, values) if leaf.slot is not None], pulled, call.dynamic
+    )
+    runner = _Exported() if exported else jax.jit
+    gathered = []
+    if parts.index is not None:
+        ids = runner(parts.index.function)(*_used(parts.index, [pulled, call.dynamic]))
+        for gather in parts.gathers:
+            i = np.asarray(ids[gather.ids])
+            assert i.dtype == np.int32 and (i >= 0).all() and (i < values[gather.leaf].shape[0]).all()
+            gathered.append(values[gather.leaf][i])
+            assert gathered[-1].shape == gather.aval.shape and gathered[-1].dtype == gather.aval.dtype
+    read = [values[leaf] for leaf in parts.reads]
+    assert not parts.has_callbacks or not exported
+    out = runner(parts.compute.function)(*_used(parts.compute, [pulled, call.dynamic, gathered, read]))
+    shipped = []
+    for one in parts.shipped:
+        arrays = out[one.output : one.output + len(one.avals)]
+        assert [(x.shape, x.dtype) for x in arrays] == [(x.shape, x.dtype) for x in one.avals]
+        shipped.append(arrays)
+    behind = out[sum(len(one.avals) for one in parts.shipped) :]
+    found = dict(zip(parts.computed, behind))
+    operands, behind = [], behind[len(parts.computed) :]
+    for callback in parts.callbacks:
+        operands.append(behind[: callback.count])
+        behind = behind[callback.count :]
+    assert not behind
+    stored, answers, travelled = _updated(parts, leaves, values, shipped, runner)
+    for result in sorted({result for result, _, _ in parts.answers}):
+        pieces = [answers[update, k] for r, update, k in parts.answers if r == result]
+        found[result] = jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+    return Outcome(
+        parts, stored, [found[result] for result in sorted(found)],
+        {i: news[leaf.output] for i, leaf in enumerate(leaves) if leaf.output is not None}, results,
+        travelled, sum(map(nbytes, read)), sum(map(nbytes, gathered)), operands,
+    )  # fmt: skip
+
+
+def _updated(parts, leaves, values, shipped, runner):
+    """The new values of all leaves, the answers of the updates, and the bytes of what they took."""
+    news, answers, travelled = {}, {}, 0
+    pieces = [
+        [x if len(leaf.parts) == 1 else x[part.start : part.stop] for part in leaf.parts]
+        for leaf, x in zip(leaves, values)
+    ]
+    replaced = {}
+    for number, update in enumerate(parts.updates):
+        for leaf, part in (*update.reads, *update.writes):
+            assert leaves[leaf].parts[part].server == update.server
+        taken = [array for take in update.takes for array in _taken(take, parts, shipped)]
+        travelled += sum(x.nbytes for x in taken)
+        lists = [[pieces[leaf][part] for leaf, part in places] for places in (update.writes, update.reads)]
+        out, answered = runner(update.program.function)(*_used(update.program, [*lists, taken], check=False))
+        answers.update(((number, k), x) for k, x in enumerate(answered))
+        replaced.update(zip(update.writes, out))
+    for i, leaf in enumerate(leaves):
+        if leaf.output is not None:
+            new = [replaced[i, part] for part in range(len(leaf.parts))]
+            news[i] = jnp.concatenate(new) if len(new) > 1 else new[0]
+    return news, answers, travelled
+
+
+def _taken(take: Take, parts, shipped):
+    one = parts.shipped[take.shipped]
+    if take.stop is None:
+        return shipped[take.shipped]
+    return [jnp.asarray(x) for x in take.of(one.kind, [np.asarray(x) for x in shipped[take.shipped]])]
+
+
+def _used(stage, lists, check=True):
+    """The inputs of a stage; those that it says it does not use are of another dtype, which it would notice."""
+    for avals, arrays in zip(stage.avals, lists, strict=True):
+        assert len(avals) == len(arrays)
+    if check:
+        for uses, avals, arrays in zip(stage.uses, stage.avals, lists):
+            assert all((avals[i].shape, avals[i].dtype) == (arrays[i].shape, arrays[i].dtype) for i in uses)
+    return [
+        [x if i in uses else jnp.zeros((), bool) for i, x in enumerate(arrays)]
+        for uses, arrays in zip(stage.uses, lists)
+    ]
+
+
+class _Exported:
+    """Runs a stage as it was exported, serialized and read again."""
+
+    def __call__(self, function):
+        def run(*lists):
+            kinds = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), lists)
+            text = export.export(jax.jit(function))(*kinds).serialize()
+            return export.deserialize(text).call(*lists)
+
+        return run
+
+
+def check(outcome: Outcome, rtol=1e-6, exact=False):
+    """Compares the parts with the whole program."""
+    pairs = [(outcome.news[i], new) for i, new in outcome.whole_news.items()]
+    for one, other in [*pairs, *zip(outcome.results, outcome.whole_results, strict=True)]:
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
+            one, other = jax.random.key_data(one), jax.random.key_data(other)
+        one, other = (np.asarray(x, np.float32) if x.dtype == jnp.bfloat16 else np.asarray(x) for x in (one, other))
+        if exact or not np.issubdtype(one.dtype, np.inexact):
+            np.testing.assert_array_equal(one, other)
+        else:
+            np.testing.assert_allclose(one, other, rtol=rtol, atol=rtol * (np.abs(other).max(initial=0) or 1))
+    return outcome
