@@ -1,7 +1,34 @@
 """Names that `tf.distribute` keeps under `experimental`."""
 
+import importlib as _importlib
+import typing as _typing
+
 from replicax import _wiring as _wiring  # puts the parts together
 from replicax import partitioners as partitioners
 from replicax._strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
 
-__all__ = ["CentralStorageStrategy", "partitioners"]
+if _typing.TYPE_CHECKING:
+    from replicax._checkpoint.preemption import PreemptionCheckpointHandler as PreemptionCheckpointHandler
+    from replicax._checkpoint.preemption import TerminationConfig as TerminationConfig
+    from replicax._cluster.preemption import PreemptionWatcher as PreemptionWatcher
+
+# Imported on use.
+_MODULES = {
+    "PreemptionCheckpointHandler": "_checkpoint.preemption",
+    "PreemptionWatcher": "_cluster.preemption",
+    "TerminationConfig": "_checkpoint.preemption",
+}
+
+__all__ = [
+    "CentralStorageStrategy",
+    "PreemptionCheckpointHandler",
+    "PreemptionWatcher",
+    "TerminationConfig",
+    "partitioners",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    return getattr(_importlib.import_module(f"replicax.{_MODULES[name]}"), name)

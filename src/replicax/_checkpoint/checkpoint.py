@@ -48,7 +48,8 @@ def _of_several(nodes: Sequence[ObjectNode]) -> bool:
 
     def shared(owner: object) -> bool:
         mesh = getattr(owner, "_mesh", None)
-        return isinstance(owner, DistributedIterator) or (mesh is not None and not mesh.all_local)
+        of_several = isinstance(owner, DistributedIterator) or getattr(owner, "_saved_together", False)
+        return of_several or (mesh is not None and not mesh.all_local)
 
     return jax.process_count() > 1 and any(node.leaf is not None and shared(node.leaf.owner) for node in nodes)
 

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from replicax._job import process_exit
+from replicax._job.agree_on_step import GATE, Agreement
 from replicax._job.call_log import CallLog, Made
 from replicax._job.channel import Channel, wait
 from replicax._job.diagnosis import Diagnosis, Peer, broken, diverged, failure, left, standing, stuck
@@ -21,6 +22,7 @@ class Coordinator(Monitor):
     def __init__(self, peers: dict[int, Peer], calls: CallLog, heartbeat: float, members: dict[int, Channel]):
         super().__init__(0, peers, calls, heartbeat)
         self._members = members
+        self._agreement = Agreement()
         self._told = 0.0
         self._trouble: float | None = None  # when the first failure was heard of
         self._broken: float | None = None
@@ -42,6 +44,9 @@ class Coordinator(Monitor):
         if kind in ("failed", "broken"):
             self.me.note(kind, report, time.monotonic())
             return
+        if kind in ("noticed", "saved"):
+            self._agreement.take(0, kind, report, time.monotonic())
+            return
         if kind == "leaving":
             self._leaving, self._soon, self.me.left = time.monotonic(), True, True
         self._tell({"tell": True})
@@ -57,7 +62,9 @@ class Coordinator(Monitor):
                 channel.closed = True
                 peer.lost = "has sent what no process of a job sends"
             channel.flush()
-            if channel.closed and not peer.gone:
+            if channel.closed and peer.may_end:
+                peer.left = True
+            elif channel.closed and not peer.gone:
                 peer.lost = "has ended without a word: it was killed, or it crashed"
             elif now - peer.heard > self.heartbeat and not peer.gone:
                 peer.lost = f"has not answered for {now - peer.heard:.0f} s"
@@ -71,6 +78,9 @@ class Coordinator(Monitor):
         for kind in ("failed", "broken"):
             if kind in message:
                 peer.note(kind, message[kind], now)
+        for kind in ("noticed", "passed", "saved"):
+            if kind in message:
+                self._agreement.take(index, kind, message[kind], now)
         for kind in ("beat", "left", "detail"):
             if kind in message:
                 self._heard(index, kind, message[kind])
@@ -109,6 +119,17 @@ class Coordinator(Monitor):
             peer.made = {made[0]: Made(*made) for made in record["made"]}
             peer.detailed = True
 
+    def _agree(self, now: float) -> None:
+        """Gives the orders that are due in the agreement on a step at which all save their state."""
+        there = {index for index, peer in self.peers.items() if not peer.gone}
+        while (order := self._agreement.next_order(there, now)) is not None:
+            self._tell({"order": order})
+            if order.get("final") and order["order"] == "go":
+                for peer in self.peers.values():
+                    peer.may_end = True
+            if (answer := GATE.obey(order)) is not None:
+                self._agreement.take(0, "passed", answer, now)
+
     def _compare(self) -> bool:
         """Returns whether two processes have made different calls."""
         seen: dict[int, int] = {}
@@ -125,6 +146,7 @@ class Coordinator(Monitor):
             if now - self._trouble >= _SETTLE:
                 self._deal(failure(self.peers))
             return
+        self._agree(now)
         self._differ = self._differ or self._compare()
         if any(peer.broken for peer in self.peers.values()):
             self._broken = self._broken or now

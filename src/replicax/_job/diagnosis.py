@@ -28,6 +28,7 @@ class Peer:
     waits: int = 0  # waits begun
     order: int = 0  # which of them `oldest` is, where that has no number
     left: bool = False  # its program has ended as it should
+    may_end: bool = False  # and may do so without a word: all have saved their state after a preemption
     ended: str = ""  # it has, but these threads of it still run
     failed: Mapping[str, Any] | None = None  # message and traceback of its own failure, and the time
     broken: Mapping[str, Any] | None = None  # an exception that another process's end may have caused

@@ -20,6 +20,7 @@ from replicax._base import jax_internals, suppress_output
 from replicax._base.errors import JobError
 from replicax._job import preflight as _preflight
 from replicax._job import process_exit, state
+from replicax._job.agree_on_step import GATE
 from replicax._job.call_log import CallLog
 from replicax._job.channel import Channel, Relay, interface, is_own, join_address, listen, parse
 from replicax._job.coordinator import Coordinator
@@ -149,6 +150,7 @@ def _watch(monitor: Monitor, calls: CallLog) -> None:
     global _hooks
     state.watched_by(monitor, calls)
     _hooks = process_exit.Hooks(_failed)
+    GATE.connect(monitor.post, monitor.me.name)
     monitor.start()
     _hooks.watch_signals(monitor.waker.fileno())
     os.register_at_fork(after_in_child=_forget)
@@ -290,6 +292,7 @@ def _forget() -> None:
     monitor = state.monitor()
     if monitor is not None:
         monitor.forget()
+        GATE.reset()
         atexit.unregister(_leave)
         if _hooks is not None:
             _hooks.remove()

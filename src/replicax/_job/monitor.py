@@ -19,9 +19,10 @@ import time
 import traceback
 from typing import Any
 
-from replicax._job import process_exit
+from replicax._job import notices, process_exit
+from replicax._job.agree_on_step import GATE
 from replicax._job.call_log import CallLog
-from replicax._job.channel import STOOD_STILL, Channel, beat_interval, send_rest, wait
+from replicax._job.channel import STOOD_STILL, Channel, Message, beat_interval, send_rest, wait
 from replicax._job.diagnosis import Diagnosis, Peer, call_name, failure, left, stuck
 
 LINGER = 2.0  # seconds for others to take what was sent to them
@@ -63,7 +64,12 @@ class Monitor:
         threading.Thread(target=self._run, name="job-monitor", daemon=True).start()
 
     def post(self, kind: str, report: dict[str, Any]) -> None:
-        """Has something about this process told to the others: "failed", "broken", "leaving" or "compiled"."""
+        """Has something about this process told to the others.
+
+        Args:
+            kind: "failed", "broken", "leaving" or "compiled", or one of those in `agree_on_step`: "noticed" or "saved".
+            report: further fields.
+        """
         self._posted.put((kind, report))
         with contextlib.suppress(OSError):
             self.waker.send(b"\0")
@@ -165,8 +171,12 @@ class Monitor:
         with contextlib.suppress(BlockingIOError):
             numbers = self._woken.recv(4096)
         for number in numbers:
-            if number == signal.SIGTERM and signal.getsignal(number) is process_exit.on_sigterm:
-                self._end_by(number, "was ended by SIGTERM")
+            if number == signal.SIGTERM:
+                handler = notices.sigterm_handler()
+                if handler is notices.on_sigterm:
+                    notices.heard_sigterm(1)
+                elif handler is process_exit.on_sigterm:
+                    self._end_by(number, "was ended by SIGTERM")
             elif number == signal.SIGINT and signal.getsignal(number) is signal.default_int_handler:
                 # Python raises KeyboardInterrupt once the main thread is back from JAX. It may never be.
                 self._interrupted = (time.monotonic() + 2.0, _main_position())
@@ -257,6 +267,8 @@ class Member(Monitor):
             self.over.set()
         elif kind == "compiled":
             self._tell(time.monotonic())
+        elif kind in ("noticed", "saved"):
+            self._coordinator.send({kind: report})
         else:
             self.me.note(kind, report, 0.0)
             self._coordinator.send({kind: report})
@@ -284,9 +296,19 @@ class Member(Monitor):
                 coordinator.count, coordinator.waits = message["left"]["count"], message["left"]["waits"]
             if "tell" in message:
                 self._tell(now)
+            if "order" in message:
+                self._follow(message["order"])
             if "detail" in message:
                 self._coordinator.send({"detail": self._detailed()})
         self._coordinator.flush()
+
+    def _follow(self, order: Message) -> None:
+        """Does what the agreement on a step to stop at needs."""
+        if (answer := GATE.obey(order)) is not None:
+            self._coordinator.send({"passed": answer})
+        if order.get("final") and order["order"] == "go":
+            coordinator = self.peers[0]
+            coordinator.may_end, coordinator.count, coordinator.waits = True, self.calls.last.number, self.calls.waits
 
     def _tell(self, now: float) -> None:
         self._told = now
@@ -302,7 +324,9 @@ class Member(Monitor):
             elif self.me.failed or self.me.broken:
                 self._obey(Diagnosis("exception", (self.process_id,), ""))
             return
-        if self._coordinator.closed:
+        if self._coordinator.closed and coordinator.may_end:
+            coordinator.left = True
+        elif self._coordinator.closed:
             coordinator.lost = "has ended without a word: it was killed, or it crashed"
         elif now - coordinator.heard > self.heartbeat:
             coordinator.lost = f"has not answered for {now - coordinator.heard:.0f} s"

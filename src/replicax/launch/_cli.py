@@ -71,15 +71,10 @@ def parser(program: str) -> argparse.ArgumentParser:
         metavar="N",
         help="start all workers again after a failure, at most so many times (default: 0)",
     )
-    add(
-        "--preempt-exit-codes",
-        dest="preempt_codes",
-        type=_codes,
-        default=_codes("42,143"),
-        metavar="CODES",
-        help="exit statuses of workers that were preempted and have saved their state: with --max-restarts above 0 all "
-        "workers are started again, and it does not count as a failure (default: 42,143; none for none)",
-    )
+    text = """exit statuses of workers that were preempted and have saved their state: with --max-restarts above 0 all
+        workers are started again, and it does not count as a failure (default: 42,143; none for none)"""
+    known = _codes("42,143")
+    add("--preempt-exit-codes", dest="preempt_codes", type=_codes, default=known, metavar="CODES", help=text)
     add(
         "--grace",
         type=_seconds,

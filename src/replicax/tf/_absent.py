@@ -20,10 +20,6 @@ _OPERATIONS = "The operations of jax.numpy, jax.nn and jax.lax work on its tenso
 _RECURRENT = "Write the cell as a function and loop with tf.scan, or use flax.nnx.RNN"
 _SAMPLED = "Write it with tf.random.uniform and tf.gather"
 _SERVERS = "Parameter servers are planned; train on several machines with tf.distribute.MultiWorkerMirroredStrategy"
-_PREEMPTION = (
-    "Preemption handling is planned; save with tf.train.CheckpointManager, and `replicax launch --max-restarts` starts "
-    "the workers again"
-)
 
 ABSENT: dict[str, str] = {
     "Graph": _GRAPHS,
@@ -53,7 +49,6 @@ ABSENT: dict[str, str] = {
     "distribute.coordinator": _SERVERS,
     "distribute.experimental.ParameterServerStrategy": _SERVERS,
     "distribute.experimental.coordinator": _SERVERS,
-    "distribute.experimental.Preemption": _PREEMPTION,
     "dtypes.variant": "There are no variant tensors",
     "edit_distance": "Compute it outside of compiled code, for example with rapidfuzz",
     "estimator": "TensorFlow has removed it too: write the loop with tf.function and strategy.run",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses as _dataclasses
 import types as _modules
 import typing as _typing
 
@@ -17,6 +16,8 @@ from replicax._base.types import (
     RunOptions,
     ValueContext,
 )
+from replicax._checkpoint.preemption import PreemptionCheckpointHandler, TerminationConfig
+from replicax._cluster.preemption import PreemptionWatcher
 from replicax._collectives.cross_device_ops import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
@@ -54,23 +55,6 @@ class CollectiveHints:
         return CommunicationOptions(bytes_per_pack=bytes_per_pack, timeout_seconds=timeout_seconds)
 
 
-@_dataclasses.dataclass(eq=False, repr=False)
-class TerminationConfig:
-    """A record for handlers of preemption: how a program is told of its coming end, and how it ends.
-
-    Args:
-        termination_watcher_fn: returns True once the end is near.
-        exit_fn: called to end the program.
-        grace_period: seconds from the notice to the end.
-        save_fn: called to save.
-    """
-
-    termination_watcher_fn: _typing.Callable[[], bool] | None = None
-    exit_fn: _typing.Callable[[], object] | None = None
-    grace_period: float | None = None
-    save_fn: _typing.Callable[..., object] | None = None
-
-
 experimental = _modules.ModuleType(f"{__name__}.experimental", "Names that TensorFlow keeps under `experimental`.")
 experimental.__dict__.update(
     CentralStorageStrategy=CentralStorageStrategy,
@@ -79,6 +63,8 @@ experimental.__dict__.update(
     CommunicationImplementation=CommunicationImplementation,
     CommunicationOptions=CommunicationOptions,
     MultiWorkerMirroredStrategy=ExperimentalMultiWorkerMirroredStrategy,
+    PreemptionCheckpointHandler=PreemptionCheckpointHandler,
+    PreemptionWatcher=PreemptionWatcher,
     TPUStrategy=ExperimentalTPUStrategy,
     TerminationConfig=TerminationConfig,
     ValueContext=ValueContext,

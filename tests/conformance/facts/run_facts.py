@@ -54,9 +54,11 @@ def main(facts_file, output_file, section=None):
     with open(facts_file) as f:
         facts = json.load(f)
     wanted = [f for f in facts["facts"] if (f["section"] == WORKERS) == (section == WORKERS)]
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["HELDOUT_TMP"] = folder
-        results = {str(f["number"]): run(f["number"], facts["preamble"], f["program"]) for f in wanted}
+    results = {}
+    for fact in wanted:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["HELDOUT_TMP"] = folder
+            results[str(fact["number"])] = run(fact["number"], facts["preamble"], fact["program"])
     with open(output_file, "w") as f:
         json.dump(results, f)
 

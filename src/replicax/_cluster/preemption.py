@@ -1,0 +1,74 @@
+"""Platforms' notices that a machine is to end soon, and `PreemptionWatcher`, which says that there was one."""
+
+from __future__ import annotations
+
+import jax
+
+from replicax._cluster import gce
+from replicax._job import state
+from replicax._job.agree_on_step import GATE
+from replicax._job.notices import Look, Notice, Watch
+
+_BEFORE_MAINTENANCE = 3600.0  # seconds from Google's notice to the end of a machine with GPUs
+
+
+def platform_looks(grace: float | None) -> list[Look]:
+    """Returns functions that ask the platform of this machine for a notice: one on Google Cloud, none elsewhere.
+
+    Args:
+        grace: seconds from the notice to the end; None for those of the platform.
+    """
+    return [lambda: google_notice(grace)] if gce.on_google_cloud() else []
+
+
+def google_notice(grace: float | None = None) -> Notice | None:
+    """Returns a notice once Google's metadata server announces the end of this machine: maintenance, or preemption.
+
+    A machine with GPUs ends an hour after the announcement of maintenance; without them, and where it is preempted, in
+    less than a minute. A server that does not answer has announced nothing.
+    """
+    try:
+        if gce.metadata("instance/preempted") == "TRUE":
+            return Notice("is on a machine that Google Cloud preempts", grace)
+        if gce.metadata("instance/maintenance-event") != "TERMINATE_ON_HOST_MAINTENANCE":
+            return None
+    except OSError:
+        return None
+    if grace is None and jax.local_devices()[0].platform == "gpu":
+        grace = _BEFORE_MAINTENANCE
+    return Notice("is on a machine that Google Cloud ends for maintenance", grace)
+
+
+class PreemptionWatcher:
+    """Tells whether a worker of the job is to end soon.
+
+    It hears of notices of Google Cloud on this machine, and of all notices of workers with a
+    `PreemptionCheckpointHandler`, such as SIGTERM. It saves nothing, and leaves it to the program what to do.
+
+    >>> import replicax as rx
+    >>> watcher = rx.experimental.PreemptionWatcher()
+    >>> watcher.preemption_message is None
+    True
+    >>> watcher.block_until_worker_exit()  # returns at once: nothing was noticed
+    """
+
+    def __init__(self) -> None:
+        self._watch = Watch(platform_looks(None), signals=False)
+        self._known = len(GATE.notices)
+
+    @property
+    def preemption_message(self) -> str | None:
+        """The first notice since this object was made: which worker, and what has happened to it; None before."""
+        return next(iter(GATE.notices[self._known :]), None)
+
+    def block_until_worker_exit(self) -> None:
+        """Waits until the other workers of the job have ended; returns at once without a job, or before any notice.
+
+        A worker other than 0 waits for worker 0.
+        """
+        monitor = state.monitor()
+        if monitor is None or self.preemption_message is None:
+            return
+        others = [peer for index, peer in monitor.peers.items() if index != monitor.process_id]
+        while not all(peer.gone for peer in others) and not monitor.over.wait(0.1):
+            pass
