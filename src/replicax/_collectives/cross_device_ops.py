@@ -248,11 +248,11 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
     ) -> list[Mirrored]:
         """Runs the compiled program at once; returns mirrored results."""
         stacked = tuple(is_whole(value) or not mesh.lone for value in values)  # a lone component goes in as it is
-        given = [
-            global_array(value) if rows else cross_process.given(mesh, value.values)
-            for value, rows in zip(values, stacked)
-        ]
-        arrays = [array for array in given if array is not None]  # which `_in_step` has seen to
+        arrays = []
+        for value, rows in zip(values, stacked):
+            array = global_array(value) if rows else cross_process.given(mesh, value.values)
+            assert array is not None, value  # `_in_step` has seen to it
+            arrays.append(array)
         key = (op, mesh, options.bytes_per_pack, options.reduction_dtype, stacked, optimizes_programs())
         if key not in self._programs:
 

@@ -25,7 +25,18 @@ from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import Leaf, ReduceOp
 from replicax._collectives import arithmetic, in_flight
 from replicax._job import exchange, state
-from replicax._values import AXIS, Array, Kind, PerReplica, ReplicaMesh, as_rows, is_array, mesh_of, note_kinds
+from replicax._values import (
+    AXIS,
+    Array,
+    Kind,
+    PerReplica,
+    ReplicaMesh,
+    as_rows,
+    first_row,
+    is_array,
+    mesh_of,
+    note_kinds,
+)
 
 OfRows: TypeAlias = Callable[[jax.Array], jax.Array]
 
@@ -101,10 +112,6 @@ def _rows(rows: jax.Array) -> jax.Array:
     return rows
 
 
-def _first_row(rows: jax.Array) -> jax.Array:
-    return rows[0]
-
-
 @functools.cache
 def _program(mesh: ReplicaMesh, of_rows: OfRows) -> OfRows:
     """Compiles a function of the stacked components so that it takes what `given` returns."""
@@ -117,7 +124,7 @@ def _program(mesh: ReplicaMesh, of_rows: OfRows) -> OfRows:
 
 @functools.cache
 def _first_to(sharding: NamedSharding) -> OfRows:
-    return jax.jit(_first_row, out_shardings=sharding)
+    return jax.jit(first_row, out_shardings=sharding)
 
 
 def given(mesh: ReplicaMesh, parts: Sequence[Leaf]) -> jax.Array:
@@ -158,7 +165,7 @@ def from_first(mesh: ReplicaMesh, part: jax.Array, what: str) -> jax.Array:
         return _through_bits(part, lambda bits: from_first(mesh, bits, what + "'s bits"))
     parts = [part] * len(mesh.local_ids)
     agree(mesh, what, parts)
-    return _run(_first_row, what, mesh, parts)
+    return _run(first_row, what, mesh, parts)
 
 
 def from_first_laid_out(mesh: ReplicaMesh, whole: Array, layout: PartitionSpec) -> jax.Array:

@@ -237,7 +237,7 @@ class Reducer:
             return value if axis is None else arithmetic.reduce_along(op, [_read(value)], axis)
         if traced_component(value) is not None:
             return self._local(op, traced_component(value), axis)
-        if is_whole(value) and (rows := global_array(value)) is not None:
+        if is_whole(value) and (rows := global_array(value)) is not None:  # `jax.tree.map` may put anything else there
             return self._stacked(op, rows, axis)
         if self._spans_processes():
             if axis is None:

@@ -100,12 +100,13 @@ def _run(
     mesh: ReplicaMesh | None,
     cut: bool,
 ) -> list[jax.Array]:
-    rows = [mesh is not None and cut and sharding.is_cut(kind, mesh.size) for kind in kinds]
+    count = mesh.size if mesh is not None and cut else 0
+    rows = [count > 0 and sharding.is_cut(kind, count) for kind in kinds]
 
     def state(leaves: list[jax.Array]) -> list[jax.Array]:
         results = zip(jex.jaxpr_as_fun(program)(*leaves), kinds)
         typed = [_of_dtype(leaf, kind.dtype) for leaf, kind in results]
-        return [sharding.as_rows(x, mesh.size) if mesh and is_cut else x for x, is_cut in zip(typed, rows)]
+        return [sharding.as_rows(x, count) if is_cut else x for x, is_cut in zip(typed, rows)]
 
     if mesh is None:
         return list(jax.jit(state)(leaves))

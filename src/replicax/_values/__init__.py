@@ -15,6 +15,7 @@ from replicax._values.mesh import AXIS as AXIS
 from replicax._values.mesh import ReplicaMesh as ReplicaMesh
 from replicax._values.mesh import as_copies as as_copies
 from replicax._values.mesh import as_rows as as_rows
+from replicax._values.mesh import first_row as first_row
 from replicax._values.mesh import mapped as mapped
 from replicax._values.per_replica import DistributedValues as DistributedValues
 from replicax._values.per_replica import Mirrored as Mirrored

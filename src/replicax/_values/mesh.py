@@ -222,14 +222,15 @@ def as_copies(rows: jax.Array, mesh: ReplicaMesh) -> jax.Array:
 
     So a program returns the only component of this process, and no second program has to take its row.
     """
-    return mapped(_first_row, mesh, PartitionSpec(AXIS), PartitionSpec())(rows)
+    return mapped(first_row, mesh, PartitionSpec(AXIS), PartitionSpec())(rows)
 
 
 def _as_row(copy: jax.Array) -> jax.Array:
     return copy[None]
 
 
-def _first_row(rows: jax.Array) -> jax.Array:
+def first_row(rows: jax.Array) -> jax.Array:
+    """Returns the first row; of one replica's block of a stacked array, the only one."""
     return rows[0]
 
 

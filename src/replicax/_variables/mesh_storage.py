@@ -18,10 +18,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from replicax._collectives import cross_process, sharding
 from replicax._tracing import frames
 from replicax._values import (
-    AXIS,
     Mirrored,
     PerReplica,
     ReplicaMesh,
+    as_copies,
     global_array,
     is_global,
     mesh_of,
@@ -148,6 +148,9 @@ class ComponentStorage(MeshStorage, ABC):
     def placed(self, leaves: Leaves) -> Leaves:
         return list(leaves) if self.layouts is None else jax.device_put(leaves, self._shardings())
 
+    def returned(self, leaves: Leaves) -> Leaves:
+        return list(leaves)  # which programs leave where they belong, see `leaving`
+
 
 class MirroredStorage(ComponentStorage):
     """Leaves of which every replica has a copy."""
@@ -178,7 +181,7 @@ class MirroredStorage(ComponentStorage):
         if isinstance(leaf, Mirrored) and mesh_of(leaf) is mesh:
             return _array_of(leaf)
         if traced:
-            return leaf if isinstance(leaf, jax.Array) else _rows_as_copies(_array_of(leaf), mesh)
+            return leaf if isinstance(leaf, jax.Array) else as_copies(_array_of(leaf), mesh)
         if not isinstance(leaf, jax.Array):
             return mesh.mirror(leaf.values)
         frames.refuse_tracers([leaf])
@@ -252,13 +255,3 @@ def _array_of(value: PerReplica | Mirrored) -> jax.Array:
     array = global_array(value)
     assert array is not None, value
     return array
-
-
-def _rows_as_copies(stacked: jax.Array, mesh: ReplicaMesh) -> jax.Array:
-    """Returns a replicated array whose copies are the rows of a stacked one, inside of compiled code."""
-    rows, copies = PartitionSpec(AXIS), PartitionSpec()
-    return jax.shard_map(_only_row, mesh=mesh.mesh, in_specs=rows, out_specs=copies, check_vma=False)(stacked)
-
-
-def _only_row(block: jax.Array) -> jax.Array:
-    return block[0]

@@ -202,6 +202,10 @@ class Storage:
         """Returns new leaves in global form as they are held here."""
         return list(leaves)
 
+    def returned(self, leaves: Leaves) -> Leaves:
+        """Returns leaves that a program returned as they are held here."""
+        return self.placed(leaves)
+
     # For compiled programs.
 
     def stored(self) -> Leaves:
@@ -234,7 +238,7 @@ class Storage:
     def put(self, indices: Sequence[int], leaves: Sequence[jax.Array]) -> None:
         """Replaces leaves by what a program returned."""
         arrays = list(self.own())
-        for index, leaf in zip(indices, self.placed(list(leaves))):
+        for index, leaf in zip(indices, self.returned(list(leaves))):
             slot = self.slots.get(index)
             arrays[index] = leaf if slot is None else slot.store.put_one(slot, leaf)
         self._hold(arrays)

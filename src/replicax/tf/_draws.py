@@ -52,15 +52,13 @@ def _normal_of(
 ) -> jax.Array:
     if dtype == np.float64:  # `jax.random.normal` fails for it, as `jax.random.truncated_normal` does, see below
         part = _flat(jax.random.uniform, key, shape, dtype, np.nextafter(-1.0, 0.0), 1.0)
-        drawn = math.sqrt(2) * jax.lax.erf_inv(part)
+        standard = math.sqrt(2) * jax.lax.erf_inv(part)
     else:
-        drawn = _flat(jax.random.normal, key, shape, dtype)
-    return drawn * stddev + mean
+        standard = _flat(jax.random.normal, key, shape, dtype)
+    return standard * stddev + mean
 
 
-def normal(
-    draw: Draw, shape: ShapeLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, dtype: DTypeLike = np.float32
-) -> jax.Array:
+def normal(draw: Draw, shape: ShapeLike, mean: TensorLike, stddev: TensorLike, dtype: DTypeLike) -> jax.Array:
     dtype = as_dtype(dtype)
     return draw(_normal_of, as_new_shape(shape), dtype, _like(mean, dtype), _like(stddev, dtype))
 
@@ -74,9 +72,7 @@ def _truncated_of(
     return math.sqrt(2) * jax.lax.erf_inv(part) * stddev + mean
 
 
-def truncated(
-    draw: Draw, shape: ShapeLike, mean: TensorLike = 0.0, stddev: TensorLike = 1.0, dtype: DTypeLike = np.float32
-) -> jax.Array:
+def truncated(draw: Draw, shape: ShapeLike, mean: TensorLike, stddev: TensorLike, dtype: DTypeLike) -> jax.Array:
     dtype = as_dtype(dtype)
     return draw(_truncated_of, as_new_shape(shape), dtype, _like(mean, dtype), _like(stddev, dtype))
 
@@ -85,8 +81,9 @@ def _uniform_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, low: ja
     if not jnp.issubdtype(dtype, jnp.integer):
         return jnp.maximum(low, _flat(jax.random.uniform, key, shape, dtype) * (high - low) + low)
     if np.dtype(dtype).itemsize < 8:
-        draw = _flat if low.ndim == high.ndim == 0 else lambda draw, *arguments: draw(*arguments)
-        return draw(jax.random.randint, key, shape, low, high, dtype)
+        if low.ndim == high.ndim == 0:
+            return _flat(jax.random.randint, key, shape, low, high, dtype)
+        return jax.random.randint(key, shape, low, high, dtype)
     # `randint` cuts wide bounds off if `jax_enable_x64` is off (JAX 0.10 to 0.12).
     span = jnp.maximum(high - low, 1).astype(np.uint64)
     return low + (_flat(jax.random.bits, key, shape, np.uint64) % span).astype(dtype)
@@ -95,9 +92,9 @@ def _uniform_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, low: ja
 def uniform(
     draw: Draw,
     shape: ShapeLike,
-    minval: TensorLike = 0,
-    maxval: TensorLike | None = None,
-    dtype: DTypeLike = np.float32,
+    minval: TensorLike,
+    maxval: TensorLike | None,
+    dtype: DTypeLike,
 ) -> jax.Array:
     dtype = as_dtype(dtype)
     if maxval is None:
@@ -120,24 +117,22 @@ def gamma(
     draw: Draw,
     shape: ShapeLike,
     alpha: TensorLike,
-    beta: TensorLike | None = None,
-    dtype: DTypeLike = np.float32,
+    beta: TensorLike | None,
+    dtype: DTypeLike,
     whole: bool = False,
 ) -> jax.Array:
     """Draws `shape` numbers from each distribution, unless `shape` is the `whole` shape."""
     dtype = as_dtype(dtype)
     alphas, betas = _like(alpha, dtype), _like(1 if beta is None else beta, dtype)
-    drawn = as_new_shape(shape) + (() if whole else np.broadcast_shapes(alphas.shape, betas.shape))
-    return draw(_gamma_of, drawn, dtype, alphas, betas)
+    of_all = as_new_shape(shape) + (() if whole else np.broadcast_shapes(alphas.shape, betas.shape))
+    return draw(_gamma_of, of_all, dtype, alphas, betas)
 
 
 def _poisson_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, lam: jax.Array) -> jax.Array:
     return jax.random.poisson(key, lam, shape, np.int32).astype(dtype)
 
 
-def poisson(
-    draw: Draw, shape: ShapeLike, lam: TensorLike, dtype: DTypeLike = np.float32, whole: bool = False
-) -> jax.Array:
+def poisson(draw: Draw, shape: ShapeLike, lam: TensorLike, dtype: DTypeLike, whole: bool = False) -> jax.Array:
     rates = _like(lam, np.float32)
     return draw(_poisson_of, as_new_shape(shape) + (() if whole else rates.shape), as_dtype(dtype), rates)
 
@@ -146,9 +141,7 @@ def _categorical_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, log
     return jax.random.categorical(key, logits[:, None, :], shape=shape).astype(dtype)
 
 
-def categorical(
-    draw: Draw, logits: TensorLike, num_samples: TensorLike, dtype: DTypeLike | None = np.int64
-) -> jax.Array:
+def categorical(draw: Draw, logits: TensorLike, num_samples: TensorLike, dtype: DTypeLike | None) -> jax.Array:
     """Draws classes `[batch, num_samples]` from logits `[batch, classes]`."""
     scores, (count,) = convert_to_tensor(logits), as_new_shape([num_samples])
     dtype = np.dtype(np.int64) if dtype is None else as_dtype(dtype)
@@ -161,9 +154,7 @@ def _binomial_of(
     return jax.random.binomial(key, counts, probs, shape).astype(dtype)
 
 
-def binomial(
-    draw: Draw, shape: ShapeLike, counts: TensorLike, probs: TensorLike, dtype: DTypeLike = np.int32
-) -> jax.Array:
+def binomial(draw: Draw, shape: ShapeLike, counts: TensorLike, probs: TensorLike, dtype: DTypeLike) -> jax.Array:
     parameters = _like(counts, np.float32), _like(probs, np.float32)
     return draw(_binomial_of, as_new_shape(shape), as_dtype(dtype), *parameters)
 
@@ -188,11 +179,11 @@ def _like(value: TensorLike, dtype: np.dtype | type) -> jax.Array | np.ndarray:
 
 def words(seed: TensorLike) -> jax.Array | np.ndarray:
     """Returns the words of a key, which are the two integers of `seed`."""
-    words: jax.Array | np.ndarray
+    found: jax.Array | np.ndarray
     if isinstance(seed, (list, tuple)) and all(isinstance(n, (int, np.integer)) for n in seed):
-        words = np.asarray([int(n) & 0xFFFFFFFF for n in seed], np.uint32)
+        found = np.asarray([int(n) & 0xFFFFFFFF for n in seed], np.uint32)
     else:
-        words = convert_to_tensor(seed)
-    if words.shape != (2,):
-        raise ValueError(f"seed must have shape [2], got {list(words.shape)}.")
-    return words
+        found = convert_to_tensor(seed)
+    if found.shape != (2,):
+        raise ValueError(f"seed must have shape [2], got {list(found.shape)}.")
+    return found
