@@ -44,14 +44,18 @@ _MODE = "REPLICAX_PREFLIGHT"
 _MUST_AGREE = {"replicax": "replicax", "jax": "JAX", "python": "Python", "program": "the program"}
 
 
-def about_me(job: Job) -> dict[str, Any]:
-    """Returns what a process says of itself at the first contact."""
+def own_version() -> str:
+    """Returns the version of replicax, or "unknown" where it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        own = version("replicax")
+        return version("replicax")
     except PackageNotFoundError:
-        own = "unknown"
+        return "unknown"
+
+
+def about_me(job: Job) -> dict[str, Any]:
+    """Returns what a process says of itself at the first contact."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     program = "-"
     if path and os.path.isfile(path):
@@ -60,7 +64,7 @@ def about_me(job: Job) -> dict[str, Any]:
         "process_id": job.process_id,
         "tasks": [list(task) for task in job.tasks],
         "addresses": list(job.addresses),
-        "replicax": own,
+        "replicax": own_version(),
         "jax": jax.__version__,
         "python": platform.python_version(),
         "program": program,

@@ -1,0 +1,124 @@
+"""gRPC as the transport uses it: imported where it is needed alone, so that processes can be forked before that."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import queue
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+from replicax._job.channel import join_address
+from replicax._transport.secret import HOST_NAME, identity, missing
+
+SERVICE = "replicax.Tasks"
+GREETING = "replicax-greeting-bin"  # the metadata in which a service answers a greeting
+
+# A side that does not answer within PING + SILENCE is taken for dead. gRPC answers pings in threads of its own, without
+# Python's lock, so that a task which computes for minutes is alive; one that is stopped (SIGSTOP) is not.
+_PING, _SILENCE = 2000, 3000  # milliseconds
+_COMMON = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.keepalive_time_ms", _PING),
+    ("grpc.keepalive_timeout_ms", _SILENCE),
+    ("grpc.http2.ping_timeout_ms", _SILENCE),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING // 2),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+SERVER_OPTIONS = [*_COMMON, ("grpc.so_reuseport", 0)]
+CHANNEL_OPTIONS = [
+    *_COMMON,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 5000),  # how long one attempt may take
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),  # a task that is started again may have another address
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.ssl_target_name_override", HOST_NAME),
+]
+
+
+def grpc() -> Any:
+    """Returns the module `grpc`."""
+    try:
+        return importlib.import_module("grpc")
+    except ImportError as error:
+        raise missing("grpcio") from error
+
+
+def server_credentials(secret: bytes) -> Any:
+    """Returns credentials of a server that takes clients with the same secret only."""
+    key, certificate = identity(secret)
+    return grpc().ssl_server_credentials([(key, certificate)], certificate, require_client_auth=True)
+
+
+@functools.lru_cache(maxsize=8)
+def channel_credentials(secret: bytes) -> Any:
+    """Returns credentials of a client that takes servers with the same secret only."""
+    key, certificate = identity(secret)
+    return grpc().ssl_channel_credentials(certificate, key, certificate)
+
+
+def target(host: str, port: int) -> str:
+    """Returns an address as gRPC takes it. A service at localhost listens at 127.0.0.1."""
+    return join_address("127.0.0.1" if host == "localhost" else host, port)
+
+
+class Threads(futures.Executor):
+    """Runs each function in a thread at once; threads are used again, and none keeps the process from ending.
+
+    The standard pool has a greatest number, behind which calls would wait for others that wait for them, and Python
+    waits for its threads at the end of the program.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._count = 0
+        self._ended = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
+        """Runs a function in a thread."""
+        future: futures.Future[Any] = futures.Future()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        with self._lock:
+            if self._ended:
+                raise RuntimeError("the service has stopped")
+            more = not self._idle
+            if more:
+                self._count += 1
+            else:
+                self._idle -= 1
+        self._work.put(run)
+        if more:
+            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+        return future
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            del work  # and what it holds
+            with self._lock:
+                if self._ended:
+                    return
+                self._idle += 1
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Ends the threads that have nothing to do, and the others when they are done; waits for none."""
+        with self._lock:
+            self._ended, idle, self._idle = True, self._idle, 0
+        for _ in range(idle):
+            self._work.put(None)

@@ -1,0 +1,94 @@
+"""What a service is made of, whichever way calls come: its methods, and the peers that have connected."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from replicax._transport.wire import Message
+
+Head: TypeAlias = Mapping[str, Any]
+Answer: TypeAlias = tuple[dict[str, Any], Sequence[Any]]
+
+
+@functools.lru_cache(maxsize=1)
+def _instance_of(pid: int) -> str:
+    return uuid.uuid4().hex
+
+
+def instance() -> str:
+    """Returns a random name of this process: a task that is started again has another one."""
+    return _instance_of(os.getpid())
+
+
+class Caller:
+    """One connection of a peer, from its greeting to its end.
+
+    Attributes:
+        instance: which process it is.
+        answers: large answers that wait to be fetched, by their number.
+    """
+
+    def __init__(self, instance: str):
+        self.instance = instance
+        self.answers: dict[int, Message] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._on_close: list[Callable[[], None]] = []
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Has a function called when the connection ends, from any thread; at once if it has ended already."""
+        with self._lock:
+            if not self._closed:
+                self._on_close.append(callback)
+                return
+        callback()
+
+    def close(self) -> None:
+        """Ends the connection, as seen from here: what waits for the peer is dropped."""
+        with self._lock:
+            self._closed, callbacks, self._on_close = True, self._on_close, []
+            self.answers.clear()
+        for callback in callbacks:
+            with contextlib.suppress(Exception):  # the others are called all the same
+                callback()
+
+
+class Request(NamedTuple):
+    """A call as its handler sees it.
+
+    Attributes:
+        head: JSON values.
+        arrays: arrays; read-only views of the message where the caller is another process.
+        caller: the connection that it came over.
+    """
+
+    head: Head
+    arrays: Sequence[Any]
+    caller: Caller
+
+    @property
+    def peer(self) -> str:
+        """Which process calls: its instance id."""
+        return self.caller.instance
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Has a function called when the caller's connection ends."""
+        self.caller.on_close(callback)
+
+
+Handler: TypeAlias = Callable[[Request], Answer]
+
+
+def handle(methods: Mapping[str, Handler], method: str, request: Request) -> Answer:
+    """Returns what a method answers."""
+    try:
+        handler = methods[method]
+    except KeyError:
+        raise NotImplementedError(f"There is no method {method!r} here, but {', '.join(sorted(methods))}.") from None
+    return handler(request)

@@ -1,0 +1,191 @@
+"""The secret of a job, and the identity that both sides of a connection derive of it.
+
+Everything that tasks send to each other is encrypted, and only who knows the secret can connect: client and server
+derive the same key and, byte for byte, the same certificate from it, and each accepts that certificate alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import hashlib
+import ipaddress
+import os
+import secrets
+import stat
+import tempfile
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+from replicax._base.doc_pages import install
+from replicax._base.errors import JobError
+from replicax._job.channel import is_own
+
+SECRET, SECRET_FILE = "REPLICAX_JOB_SECRET", "REPLICAX_JOB_SECRET_FILE"
+HOST_NAME = "replicax-job"  # the name in the certificate, whatever the address
+
+_HOW = (
+    'Make one with `python -c "import secrets; print(secrets.token_hex())" > job-secret`, give that file to every '
+    f"machine, readable by you alone, and set {SECRET_FILE} to its path in every task. `replicax launch` does so by "
+    f"itself. {SECRET}=none turns authentication and encryption off, for networks that nobody else can reach."
+)
+
+
+def job_secret(addresses: Iterable[str]) -> bytes | None:
+    """Returns the secret of the job whose tasks have these addresses; None where `REPLICAX_JOB_SECRET` is "none".
+
+    It is the value of `REPLICAX_JOB_SECRET`, or the content of the file that `REPLICAX_JOB_SECRET_FILE` names. Where
+    neither is set and all addresses are loopback addresses, it is a secret of this user, made on first use.
+
+    Raises:
+        JobError: there is no secret and an address beyond the loopback, or the secret cannot be read.
+    """
+    given = os.environ.get(SECRET, "").strip()
+    if given.lower() == "none":
+        warnings.warn(
+            f"{SECRET} is 'none': tasks of this job neither authenticate each other nor encrypt what they send. "
+            "Whoever can reach their ports can run code in them.",
+            stacklevel=2,
+        )
+        return None
+    if given:
+        return given.encode()
+    if path := os.environ.get(SECRET_FILE, "").strip():
+        return _of_file(path)
+    if beyond := [address for address in addresses if not is_loopback(address)]:
+        raise JobError(f"Tasks at addresses beyond this machine, such as {beyond[0]!r}, need a secret. {_HOW}")
+    return _of_user()
+
+
+def is_loopback(address: str) -> bool:
+    """Returns whether `"host:port"` is an address of the loopback; names other than localhost are not.
+
+    >>> [is_loopback(address) for address in ("localhost:1", "127.0.0.1:1", "[::1]:1", ":0", "10.0.0.1:1", "me:1")]
+    [True, True, True, True, False, False]
+    """
+    host = address.rpartition(":")[0].strip("[]")
+    if host in ("", "localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback and is_own(host)
+    except ValueError:
+        return False
+
+
+def _of_file(path: str) -> bytes:
+    try:
+        found = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise JobError(f"The file that {SECRET_FILE} names cannot be read: {error}. {_HOW}") from error
+    if not found:
+        raise JobError(f"The file that {SECRET_FILE} names, {path!r}, is empty. {_HOW}")
+    return found
+
+
+def _of_user() -> bytes:
+    """Returns the secret that programs of this user on this machine share."""
+    folder = _own_folder()
+    path = folder / "job-secret"
+    with contextlib.suppress(FileNotFoundError):
+        return _own_content(path)
+    # Made aside and then linked: whoever comes second finds the whole secret of the first.
+    handle, made = tempfile.mkstemp(dir=folder)  # of mode 0600
+    try:
+        with open(handle, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex())
+            file.flush()
+            os.fsync(handle)
+        with contextlib.suppress(FileExistsError):
+            os.link(made, path)
+    finally:
+        os.unlink(made)
+    return _own_content(path)
+
+
+def _own_folder() -> Path:
+    """Returns the folder ~/.replicax, or where there is no home, one among the temporary files; others cannot enter."""
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    errors = []
+    for folder in (Path.home() / ".replicax", Path(tempfile.gettempdir()) / f"replicax-{user}"):
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _require_private(folder, os.lstat(folder))
+        except OSError as error:
+            errors.append(str(error))
+        else:
+            return folder
+    raise JobError(f"There is no place for a secret of this user: {'; '.join(errors)}. {_HOW}")
+
+
+def _own_content(path: Path) -> bytes:
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    with open(handle, "rb") as file:
+        _require_private(path, os.fstat(handle))
+        found = file.read().strip()
+    if not found:
+        raise JobError(f"{path} is empty. Delete it; a new secret is then made.")
+    return found
+
+
+def _require_private(path: Path, found: os.stat_result) -> None:
+    if not hasattr(os, "getuid"):  # Windows: folders of a user are private by their place
+        return
+    if found.st_uid != os.getuid():
+        raise JobError(f"{path}, which is to have a secret of this user, belongs to another user. Delete it. {_HOW}")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise JobError(
+            f"{path}, which is to have a secret of this user, is open to other users (mode "
+            f"{stat.S_IMODE(found.st_mode):04o}). Delete {path}; a new one is then made. {_HOW}"
+        )
+
+
+@functools.lru_cache(maxsize=8)
+def identity(secret: bytes) -> tuple[bytes, bytes]:
+    """Returns the private key and the certificate that belong to a secret, as PEM.
+
+    Everything in them follows from the secret, the signature too (RFC 6979), so that both sides have equal bytes.
+    """
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+        from cryptography.x509.oid import NameOID
+    except ImportError as error:
+        raise missing("cryptography") from error
+    order = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of the curve P-256
+    number = int.from_bytes(HKDF(hashes.SHA256(), 48, b"replicax", b"tls").derive(secret), "big")
+    key = ec.derive_private_key(number % (order - 1) + 1, ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, HOST_NAME)])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(datetime.datetime(2020, 1, 1))
+        .not_valid_after(datetime.datetime(2099, 1, 1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(HOST_NAME)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256(), ecdsa_deterministic=True)
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return private, certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def missing(library: str) -> ImportError:
+    """Returns the error for a library of the extra `ps` that is not installed."""
+    return ImportError(f"Tasks of a cluster call each other with {library}: {install('ps')}", name=library)
+
+
+def fingerprint(secret: bytes | None) -> str:
+    """Returns a short name of a secret for messages, which does not give it away.
+
+    >>> fingerprint(None)
+    'none'
+    """
+    return "none" if secret is None else hashlib.sha256(b"replicax fingerprint" + identity(secret)[1]).hexdigest()[:8]

@@ -1,0 +1,174 @@
+"""Tasks that are killed, stopped, or started again, as the other side notices it."""
+
+from __future__ import annotations
+
+import pytest
+from tasks import ENVIRONMENT
+
+
+@pytest.fixture
+def run(run_python):
+    def run(code):
+        done = run_python(code, env=ENVIRONMENT, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
+def test_a_task_that_is_killed_or_stopped_is_noticed(run, number):
+    run(f"""
+        import signal, threading
+        from tasks import echo, raised, task
+        arrived = threading.Event()
+        def forever(request):
+            threading.Event().wait()
+        with task({{"echo": echo, "forever": forever}}, name="worker 1") as other:
+            from replicax._base.errors import UnavailableError
+            from replicax._transport.peer import connect
+            peer = connect(other.address)
+            peer.wait_until_ready(60)
+            lost, failed = [], []
+            noticed, cancelled = threading.Event(), []
+            def on_lost(error):
+                lost.append(error)
+                failed.append(raised(lambda: peer.call("echo", timeout=60)))  # who is told may call
+                noticed.set()
+            peer.watch(on_lost)
+            peer.watch(cancelled.append).cancel()
+            waiting = []
+            thread = threading.Thread(target=lambda: waiting.append(raised(lambda: peer.call("forever"))))
+            thread.start()
+            other.send(signal.{number})
+            assert noticed.wait(60)
+            thread.join(60)
+            for error in (*lost, *failed, *waiting):
+                assert isinstance(error, UnavailableError) and other.address in str(error), error
+            assert "worker 1" in str(lost[0]) and len(lost) == len(failed) == len(waiting) == 1, (lost, failed, waiting)
+            assert not cancelled
+            told = threading.Event()
+            peer.watch(lambda error: told.set())
+            assert told.wait(60)  # of a task that is gone already
+            peer.close()
+        """)
+
+
+def test_a_task_that_is_busy_is_not_taken_for_dead(run):
+    run("""
+        from tasks import task
+        def busy(request):
+            return {"sum": sum(range(request.head["count"]))}, []  # holds Python's lock most of the time
+        with task({"busy": busy}) as other:
+            from replicax._transport.peer import connect
+            peer = connect(other.address)
+            lost = []
+            peer.wait_until_ready(60)
+            peer.watch(lost.append)
+            assert peer.call("busy", {"count": 300_000_000})[0]["sum"] > 0
+            assert not lost
+            peer.close()
+        """)
+
+
+def test_a_task_that_is_started_again_is_another_instance_and_is_called_again(run):
+    run("""
+        import signal, threading
+        from tasks import echo, raised, task
+        # Forked before gRPC is used here; it waits for the address to become free.
+        import os
+        reading, writing = os.pipe()
+        def second(address):
+            from replicax._transport.service import Service
+            assert os.read(reading, 1) == b"g"
+            service = Service(address, {"echo": echo, "who": who}, name="again")
+            service.start()
+            service.wait()
+        def who(request):
+            return {"pid": os.getpid()}, []
+        with task({"echo": echo, "who": who}) as other:
+            address = other.address
+            child = os.fork()
+            if not child:
+                second(address)
+            try:
+                from replicax._base.errors import UnavailableError
+                from replicax._transport.peer import connect
+                peer, early = connect(address), connect(address)
+                first = peer.wait_until_ready(60)
+                assert peer.call("who")[0]["pid"] == other.pid and early.call("echo")
+                lost = threading.Event()
+                peer.watch(lambda error: lost.set())
+                other.end()
+                assert lost.wait(60)
+                os.write(writing, b"g")
+                found = peer.wait_until_ready(60)
+                assert found["instance"] != first["instance"] and found["name"] == "again", found
+                assert peer.call("who")[0]["pid"] == child
+                peer.close(), early.close()
+            finally:
+                os.kill(child, signal.SIGKILL)
+        """)
+
+
+def test_a_service_that_was_started_again_refuses_calls_that_were_meant_for_the_one_before(run):
+    run("""
+        from tasks import echo, raised, task
+        with task({"echo": echo}) as other:
+            from replicax._base.errors import UnavailableError
+            from replicax._transport.peer import connect
+            peer = connect(other.address)
+            assert peer.call("echo", {"a": 1}) == ({"a": 1}, [])
+            peer._link._name = "as it was called by the task before"
+            error = raised(lambda: peer.call("echo"))
+            assert isinstance(error, UnavailableError) and "was started again" in str(error), error
+            assert peer.call("echo", {"a": 1}) == ({"a": 1}, [])  # greets it anew
+            peer.close()
+        """)
+
+
+@pytest.mark.parametrize("way", ["SIGKILL", "SIGSTOP", "close"])
+def test_a_service_is_told_when_a_caller_is_gone(run, way):
+    run(f"""
+        import os, signal, threading, time
+        from tasks import task
+        reading, writing = os.pipe()
+        def stay(request):
+            request.on_close(lambda: os.write(writing, b"c"))
+            return {{}}, []
+        with task({{"stay": stay}}) as other:
+            child = os.fork()
+            if not child:
+                from replicax._transport.peer import connect
+                peer = connect(other.address)
+                peer.call("stay")
+                if {way!r} == "close":
+                    peer.close()
+                os.write(writing, b"r")
+                threading.Event().wait()
+            if {way!r} != "close":
+                assert os.read(reading, 1) == b"r"
+                os.kill(child, getattr(signal, {way!r}))
+            assert {{os.read(reading, 1) for _ in range(1 + ({way!r} == "close"))}} >= {{b"c"}}
+            os.kill(child, signal.SIGKILL)
+        """)
+
+
+def test_a_task_that_does_not_come_up_is_named_with_the_reason(run):
+    run("""
+        from tasks import raised
+        from replicax._base.errors import DeadlineExceededError, UnavailableError
+        from replicax._transport.peer import connect
+        import socket
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = "127.0.0.1:%d" % free.getsockname()[1]
+        peer = connect(address)
+        error = raised(lambda: peer.wait_until_ready(1))
+        assert isinstance(error, DeadlineExceededError), error
+        assert address in str(error) and "Connection refused" in str(error), error
+        error = raised(lambda: peer.call("anything"))
+        assert isinstance(error, UnavailableError) and address in str(error), error
+        peer.close()
+        assert "was closed here" in str(raised(lambda: peer.call("anything")))
+        assert "was closed here" in str(raised(lambda: peer.wait_until_ready(60)))
+        """)

@@ -1,0 +1,153 @@
+"""Who is refused: other secrets, none, plain text, other versions, and whatever else comes to the port."""
+
+from __future__ import annotations
+
+import pytest
+from tasks import ENVIRONMENT
+
+# Runs with a task that has the right secret, and looks afterwards whether that goes on.
+PROGRAM = """
+    import os, sys
+    from tasks import echo, raised, task
+    def told(request):
+        print("a handler was called")
+        return {}, []
+    with task({"echo": echo, "told": told}, env={"REPLICAX_JOB_SECRET": %(server)r}) as other:
+        from replicax._transport.errors import Refused
+        from replicax._transport.peer import connect
+        right = os.environ["REPLICAX_JOB_SECRET"]
+        os.environ["REPLICAX_JOB_SECRET"] = %(client)r
+        peer = connect(other.address)
+        for call in (lambda: peer.wait_until_ready(60), lambda: peer.call("told"), lambda: peer.wait_until_ready(60)):
+            error = raised(call)
+            assert isinstance(error, Refused) and %(says)r in str(error), error
+        peer.close()
+        os.environ["REPLICAX_JOB_SECRET"] = %(server)r
+        peer = connect(other.address)
+        assert peer.call("echo", {"a": 1}) == ({"a": 1}, [])
+        peer.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "says"),
+    [
+        ("right-secret", "wrong-secret", "has another secret than this one. All tasks of a job have the same"),
+        ("right-secret", "none", "has a secret, and REPLICAX_JOB_SECRET is 'none' here"),
+        ("none", "right-secret", "sends plain text, and this one has a secret"),
+    ],
+)
+def test_another_secret_and_plain_text_are_refused_and_both_sides_say_so(run_python, server, client, says):
+    done = run_python(PROGRAM % {"server": server, "client": client, "says": says}, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "a handler was called" not in done.stdout
+    if server != "none":
+        assert "PEER_DID_NOT_RETURN_A_CERTIFICATE" in done.stderr or "WRONG_VERSION_NUMBER" in done.stderr
+
+
+def test_another_version_is_refused_and_both_sides_say_which(run_python):
+    done = run_python(
+        """
+        from tasks import echo, raised, task
+        with task({"echo": echo}, name="ps 0") as other:
+            import jax
+            from replicax._transport import peer as peers
+            from replicax._transport.errors import Refused
+            own = peers.versions()
+            peers.versions = lambda: {**own, "jax": "0.0.1"}
+            peer = peers.connect(other.address)
+            error = raised(lambda: peer.call("echo"))
+            assert isinstance(error, Refused) and f"JAX {jax.__version__}, the task that calls it" in str(error), error
+            assert "JAX 0.0.1" in str(error) and "ps 0" in str(error), error
+            peers.versions = lambda: own
+            assert peer.call("echo") == ({}, [])
+            peer.close()
+        """,
+        env=ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "was refused: ps 0 (" in done.stderr and "JAX 0.0.1" in done.stderr
+
+
+def test_rubbish_at_the_port_is_ignored(run_python):
+    done = run_python(
+        """
+        import random, socket, ssl, struct
+        from tasks import echo, task
+        def told(request):
+            print("a handler was called")
+            return {}, []
+        with task({"echo": echo, "told": told}) as other:
+            from replicax._job.channel import parse
+            from replicax._transport.peer import connect
+            at = parse(other.address)
+            draw = random.Random(0)
+            unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+            unverified.set_alpn_protocols(["h2"])
+            begun = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            half = begun.wrap_bio(incoming, outgoing, server_hostname="replicax-job")
+            try:
+                half.do_handshake()
+            except ssl.SSLWantReadError:
+                hello = outgoing.read()
+            open_ones = []
+            for data in (
+                b"", b"\\0", draw.randbytes(10), draw.randbytes(100_000), b"GET / HTTP/1.1\\r\\nHost: a\\r\\n\\r\\n",
+                b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + bytes(9), hello, hello[: len(hello) // 2],
+                b"\\x16\\x03\\x01\\xff\\xff" + draw.randbytes(100), struct.pack("<Q", 1 << 62),
+                b'{"method": "told"}\\n',
+            ):
+                connection = socket.create_connection(at, timeout=60)
+                open_ones.append(connection)  # some stay open, as somebody's would who says nothing
+                try:
+                    connection.sendall(data)
+                except OSError:
+                    pass  # it has been closed already
+            for _ in range(20):  # TLS without the certificate: the handshake fails at the latest when something is read
+                try:
+                    with socket.create_connection(at, timeout=60) as connection:
+                        with unverified.wrap_socket(connection) as over:
+                            over.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + bytes(9))
+                            assert not over.recv(1 << 16), "it was answered"
+                except OSError:
+                    pass
+            peer = connect(other.address)
+            assert peer.call("echo", {"a": 1}, timeout=60) == ({"a": 1}, [])
+            peer.close()
+            for connection in open_ones:
+                connection.close()
+        """,
+        env=ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "a handler was called" not in done.stdout
+
+
+def test_who_has_the_secret_and_sends_no_message_of_ours_ends_nothing(run_python):
+    done = run_python(
+        """
+        import struct
+        from tasks import SECRET, echo, raised, task
+        with task({"echo": echo}) as other:
+            import grpc
+            from replicax._transport import grpc_settings
+            from replicax._transport.peer import connect
+            credentials = grpc_settings.channel_credentials(SECRET.encode())
+            with grpc.secure_channel(other.address, credentials, grpc_settings.CHANNEL_OPTIONS) as channel:
+                for data in (b"", b"\\xff" * 100, struct.pack("<I", 1 << 31), b"\\2\\0\\0\\0{}", b"\\2\\0\\0\\0[]"):
+                    error = raised(lambda: channel.unary_unary("/replicax.Tasks/call")(data))
+                    assert error.code() == grpc.StatusCode.UNKNOWN, error
+                for parts in ([], [struct.pack("<Q", 1 << 62)], [struct.pack("<Q", 10), b"abc"], [bytes(8), b"a"]):
+                    raised(lambda: channel.stream_unary("/replicax.Tasks/send")(iter(parts)))
+                raised(lambda: channel.unary_unary("/replicax.Tasks/nothing")(b""))
+                raised(lambda: next(channel.unary_stream("/replicax.Tasks/greet")(b"{")))
+                assert not list(channel.unary_stream("/replicax.Tasks/fetch")(b'["link", 0]'))
+            peer = connect(other.address)
+            assert peer.call("echo", {"a": 1}) == ({"a": 1}, [])
+            peer.close()
+        """,
+        env=ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
