@@ -58,7 +58,7 @@ def simulate(function, args=(), servers=1, sharded=(), exported=False):
     parts, program, leaves, call = cut_of(function, args, servers, sharded)
     values = [leaf.variable._storage.read()[leaf.leaf] for leaf in leaves_of(program.level)]
     pulled = [jnp.asarray(x) for read in program.reads for x in element_arrays(read.element)]
-    news, results = program._compute_taped(
+    news, results = program._taped(
         [x for leaf, x in zip(leaves, values) if leaf.slot is not None], pulled, call.dynamic
     )
     runner = _Exported() if exported else jax.jit
@@ -156,6 +156,7 @@ def check(outcome: Outcome, rtol=1e-6, exact=False):
     """Compares the parts with the whole program."""
     pairs = [(outcome.news[i], new) for i, new in outcome.whole_news.items()]
     for one, other in [*pairs, *zip(outcome.results, outcome.whole_results, strict=True)]:
+        one, other = jnp.asarray(one), jnp.asarray(other)
         assert (one.shape, one.dtype) == (other.shape, other.dtype)
         if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
             one, other = jax.random.key_data(one), jax.random.key_data(other)

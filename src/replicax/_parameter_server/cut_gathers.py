@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from replicax._parameter_server.cut_graph import Op, Value
+from replicax._parameter_server.cut_graph import Op, Value, same_value
 from replicax._parameter_server.cut_rules import widened
 
 _LARGEST = 2**31 - 1  # the last id of 32 bits
@@ -51,10 +51,10 @@ def lookup_of(op: Op, leaf_of: Mapping[Value, int]) -> Lookup | None:
     """Returns an operation as a lookup, None where it is none, or where the ids depend on leaves of variables."""
     if op.name not in ("gather", "dynamic_slice", "slice") or len(op.outputs) != 1:
         return None
-    table, converted = op.inputs[0], list[Op]()
+    table, converted = same_value(op.inputs[0]), list[Op]()
     while table.op is not None and table.op.name == "convert_element_type":
         converted.insert(0, table.op)
-        table = table.op.inputs[0]
+        table = same_value(table.op.inputs[0])
     if table not in leaf_of or not table.aval.shape or not 0 < table.aval.shape[0] <= _LARGEST:
         return None
     made = {"gather": _gather, "dynamic_slice": _dynamic_slice, "slice": _slice}[op.name](op)

@@ -12,9 +12,10 @@ import numpy as np
 
 from replicax._base import jax_internals
 from replicax._base.jaxprs import AnyJaxpr, Atom, equations, has_side_effects, kind_of, opened
-from replicax._passes.primitives import CALLS, CHECKPOINTS, CUSTOM_DERIVATIVES, IN_CALLS
+from replicax._passes.primitives import CALLS, CHECKPOINTS, CUSTOM_DERIVATIVES, ELEMENTWISE, IN_CALLS
 from replicax._tracing import frames
 
+_OPENED = {**CALLS, **CUSTOM_DERIVATIVES}
 _KEEP_VALUE = frozenset({"copy", "copy_p", "reshape", "broadcast_in_dim", "convert_element_type", "squeeze"})
 
 
@@ -60,13 +61,14 @@ class Value:
 class Op:
     """An equation with its operands, in the order of the program by `number`."""
 
-    __slots__ = ("eqn", "inputs", "leaves", "number", "outputs", "pure", "stays")
+    __slots__ = ("calls", "eqn", "inputs", "leaves", "number", "outputs", "pure", "stays")
 
     def __init__(self, eqn: jex.JaxprEqn, inputs: list[Value], number: int):
         self.eqn, self.inputs, self.number = eqn, inputs, number
         # Whether it does something, such as to print, that it is there for.
         self.stays = any(not isinstance(effect, jax_internals.named_axis_effect()) for effect in eqn.effects)
-        self.pure = not self.stays and not calls_back(eqn) and all(value.pure for value in inputs)
+        self.calls = self.stays or calls_back(eqn)  # whether it does more than compute
+        self.pure = not self.calls and all(value.pure for value in inputs)
         self.leaves = 0
         for value in inputs:
             self.leaves |= value.leaves
@@ -142,9 +144,22 @@ class Graph:
             return [self._input(eqn)]
         if self._opens(eqn, operands):
             return self._entered(eqn.params[IN_CALLS[eqn.primitive.name]], operands)
+        if eqn.primitive.name == "cond" and all(map(_is_light, eqn.params["branches"])):
+            return self._selected(eqn, operands)
+        return self._added(eqn, operands)
+
+    def _added(self, eqn: jex.JaxprEqn, operands: list[Value]) -> list[Value]:
         op = Op(eqn, operands, len(self.ops))
         self.ops.append(op)
         return op.outputs
+
+    def _selected(self, eqn: jex.JaxprEqn, operands: list[Value]) -> list[Value]:
+        """Computes all branches, which go element by element, and selects: then a server can do so."""
+        which, *others = operands
+        cases = [self._entered(branch, others) for branch in eqn.params["branches"]]
+        if len(cases) == 1:
+            return cases[0]
+        return [self._added(_selection(which, each), [which, *each])[0] for each in zip(*cases)]
 
     def _input(self, eqn: jex.JaxprEqn) -> Value:
         slot = eqn.params["slot"]
@@ -161,7 +176,27 @@ class Graph:
             shapes = {value.aval.shape for value in operands if value.op is None and value.leaves}
             inner = equations(eqn.params[CHECKPOINTS[name]])
             return any(e.primitive.name == "gather" and kind_of(e.invars[0]).shape in shapes for e in inner)
-        return name in CALLS or name in CUSTOM_DERIVATIVES
+        return name in _OPENED
+
+
+def _is_light(jaxpr: AnyJaxpr) -> bool:
+    """Returns whether a jaxpr, calls and branches in it included, does nothing but go element by element."""
+    return all(
+        not eqn.effects
+        and (
+            (name := eqn.primitive.name) in ELEMENTWISE
+            or name == "broadcast_in_dim"
+            or (name in _OPENED and _is_light(eqn.params[_OPENED[name]]))
+            or (name == "cond" and all(map(_is_light, eqn.params["branches"])))
+        )
+        for eqn in opened(jaxpr)[0].eqns
+    )
+
+
+def _selection(which: Value, cases: Sequence[Value]) -> jex.JaxprEqn:
+    """Returns the equation that selects one of some arrays."""
+    kinds = [jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype) for value in (which, *cases)]
+    return jax.make_jaxpr(jax.lax.select_n)(*kinds).jaxpr.eqns[0]
 
 
 def same_value(value: Value) -> Value:
@@ -175,7 +210,10 @@ def same_value(value: Value) -> Value:
 
 
 def needed_ops(
-    wanted: Iterable[Value], ops: Sequence[Op], stop: Callable[[Op], Sequence[Value] | None] = lambda op: None
+    wanted: Iterable[Value],
+    ops: Sequence[Op],
+    stop: Callable[[Op], Sequence[Value] | None] = lambda op: None,
+    effects: bool = True,
 ) -> tuple[list[Op], dict[Value, None]]:
     """Finds what computes some values.
 
@@ -183,6 +221,7 @@ def needed_ops(
         wanted: the values.
         ops: all equations.
         stop: returns for an equation that is not to be computed what is needed in its place, None for others.
+        effects: whether what does more than compute is needed too.
 
     Returns:
         The equations in their order, with those that `stop`, and the inputs that are needed.
@@ -190,7 +229,7 @@ def needed_ops(
     needed = dict.fromkeys(wanted)
     found = []
     for op in reversed(ops):
-        if op.stays or any(output in needed for output in op.outputs):
+        if (effects and op.stays) or any(output in needed for output in op.outputs):
             instead = stop(op)
             needed.update(dict.fromkeys(op.inputs if instead is None else instead))
             found.append(op)

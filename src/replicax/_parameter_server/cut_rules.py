@@ -80,7 +80,7 @@ _LIGHT = ELEMENTWISE | {"broadcast_in_dim", "reshape", "squeeze", "copy_p", "iot
 def step_of(node: Node) -> Step | None:
     """Returns how a server computes a node, None where it cannot."""
     op = node.value.op
-    if op is None or not op.pure or node.pairs:
+    if op is None or op.calls or node.pairs:
         return None
     return _whole(op) if node.rows is None else _rows(op, node.rows)
 
@@ -148,11 +148,13 @@ def _rows(op: Op, rows: Rows) -> Step | None:
 
 
 def _elementwise(op: Op, rows: Rows) -> Step | None:
-    shape = op.outputs[0].aval.shape
-    if any(value.aval.shape not in (shape, ()) for value in op.inputs):
-        return None
-    operands = tuple(Node(value, rows if value.aval.shape else None) for value in op.inputs)
-    return Step(Kind.LIGHT, op, operands, op.compute)
+    operands = []
+    for value in op.inputs:
+        shape = value.aval.shape
+        if shape and shape[0] not in (rows.size, 1):
+            return None
+        operands.append(Node(value, rows if shape and shape[0] == rows.size else None))  # JAX repeats single rows
+    return Step(Kind.LIGHT, op, tuple(operands), op.compute)
 
 
 def _broadcast(op: Op, rows: Rows) -> Step | None:
@@ -186,8 +188,8 @@ def _scatter(op: Op, rows: Rows) -> Step | None:
 
 def scatters_rows(op: Op) -> bool:
     """Returns whether an operation changes whole rows along axis 0, given by their ids."""
-    if not op.name.startswith("scatter"):
-        return False
+    if op.name == "dynamic_update_slice":
+        return op.inputs[1].aval.shape[1:] == op.inputs[0].aval.shape[1:]
     base, ids, updates = (value.aval for value in op.inputs[:3])
     d = op.eqn.params["dimension_numbers"]
     many = ids.ndim - 1
@@ -201,9 +203,18 @@ def scatters_rows(op: Op) -> bool:
     )
 
 
+def pair_operands(op: Op) -> list[Value]:
+    """Returns what an operation that changes rows is given them by, see `pairs_of`."""
+    return [op.inputs[2], op.inputs[1]] if op.name == "dynamic_update_slice" else op.inputs[1:]
+
+
 def pairs_of(op: Op, ids: Any, updates: Any) -> tuple[Any, Any]:
     """Returns what an operation changes (see `scatters_rows`) as a vector of ids and an array of as many rows."""
-    count, size = int(np.prod(ids.shape)), op.inputs[0].aval.shape[0]
+    size = op.inputs[0].aval.shape[0]
+    if op.name == "dynamic_update_slice":
+        many = updates.shape[0]
+        return jnp.clip(widened(ids), 0, size - many) + jnp.arange(many, dtype=widened(ids).dtype), updates
+    count = int(np.prod(ids.shape))
     ids = widened(jnp.reshape(ids, (count,)))
     if op.eqn.params["mode"] == lax.GatherScatterMode.CLIP:
         ids = jnp.clip(ids, 0, max(size - 1, 0))
@@ -212,21 +223,17 @@ def pairs_of(op: Op, ids: Any, updates: Any) -> tuple[Any, Any]:
 
 def widened(ids: Any) -> Any:
     """Returns ids in a dtype that has room for those of any rows."""
-    return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
+    return jnp.asarray(ids, jnp.int32) if ids.dtype.itemsize < 4 else jnp.asarray(ids)
 
 
 def scatter_pairs(op: Op, base: Any, ids: Any, updates: Any) -> list[Any]:
     """Does the operation on some rows, with ids from the first of them; leaves out ids that are not of these."""
-    window = tuple(range(1, base.ndim))
+    window, mode = tuple(range(1, base.ndim)), lax.GatherScatterMode.FILL_OR_DROP
     numbers = lax.ScatterDimensionNumbers(window, inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,))
-    params = {
-        **op.eqn.params,
-        "dimension_numbers": numbers,
-        "mode": lax.GatherScatterMode.FILL_OR_DROP,
-        "indices_are_sorted": False,
-        "unique_indices": False,
-    }
-    return op.compute([base, ids[:, None], updates], params)
+    if op.name == "dynamic_update_slice":
+        return [lax.scatter(base, ids[:, None], updates, numbers, mode=mode)]
+    changed = {"dimension_numbers": numbers, "mode": mode, "indices_are_sorted": False, "unique_indices": False}
+    return op.compute([base, ids[:, None], updates], {**op.eqn.params, **changed})
 
 
 def constant_of(node: Node) -> Any:

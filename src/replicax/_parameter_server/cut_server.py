@@ -7,7 +7,7 @@ from typing import Any
 
 from replicax._parameter_server.cut_flow import Facts, explored, shipped_nodes
 from replicax._parameter_server.cut_graph import Value
-from replicax._parameter_server.cut_rules import Node, Rows, Step, constant_of
+from replicax._parameter_server.cut_rules import Node, Rows, Step, constant_of, pair_operands
 from replicax._parameter_server.cut_sums import additions, needs_of
 
 Place = tuple[int, int]  # the number of a leaf, and of a part of it
@@ -130,7 +130,7 @@ def shipped_bytes(node: Node) -> int:
     values: list[Value] = [node.value]
     if node.pairs:
         assert node.value.op is not None
-        values = node.value.op.inputs[1:]
+        values = pair_operands(node.value.op)
     size = sum(value.nbytes for value in values)
     return max(1, size if node.rows is None else size * node.rows.many // max(1, node.rows.size))
 

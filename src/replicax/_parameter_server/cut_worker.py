@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from replicax._parameter_server.cut_gathers import Lookup, lookup_of, pays
-from replicax._parameter_server.cut_graph import Graph, Op, Value, calls_back, needed_ops
-from replicax._parameter_server.cut_rules import pairs_of
+from replicax._parameter_server.cut_graph import Graph, Op, Value, needed_ops
+from replicax._parameter_server.cut_rules import pair_operands, pairs_of
 from replicax._parameter_server.cut_types import Gather, Stage
 
 Output = tuple[Value, bool]  # a value, or (True) what a scatter that gives it changes, as ids and rows
@@ -44,7 +44,7 @@ class Worker:
         self.reads = sorted(leaf_of[value] for value in inputs if value in leaf_of)
         self.avals = [output_avals(output) for output in outputs]
         computed = [op for op in self._ops if op not in self._lookups]
-        self.has_callbacks = any(op.stays or calls_back(op.eqn) for op in computed)
+        self.has_callbacks = any(op.calls for op in computed)
         # Lookups of the same rows ask once.
         self._asked = list({lookup.key: lookup for lookup in self._lookups.values()}.values())
 
@@ -74,8 +74,7 @@ class Worker:
         if not self._asked:
             return None
         sources = [lookup.source for lookup in self._asked if lookup.source is not None]
-        ops, inputs = needed_ops(sources, self._graph.ops)
-        ops = [op for op in ops if not op.stays]
+        ops, inputs = needed_ops(sources, self._graph.ops, effects=False)
 
         def indices(others: Sequence[Any], args: Sequence[Any]) -> list[Any]:
             known = self._given(others, args)
@@ -132,7 +131,7 @@ def _values_of(output: Output) -> Sequence[Value]:
     if not pairs:
         return [value]
     assert value.op is not None
-    return value.op.inputs[1:]
+    return pair_operands(value.op)
 
 
 def _arrays(known: Known, output: Output) -> Sequence[Any]:
