@@ -16,7 +16,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 
@@ -102,6 +102,32 @@ def users_frame() -> types.FrameType:
     while not is_users(frame.f_code) and frame.f_back is not None:
         frame = frame.f_back
     return frame
+
+
+class Origin(NamedTuple):
+    """The place in the user's code where something was made, and the function of replicax that it called."""
+
+    function: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"`{self.function}` ({self.place})"
+
+    @property
+    def place(self) -> str:
+        """The name of the file, without its folder, and the line."""
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+
+def origin() -> Origin:
+    """Returns the place in the user's code from which this is called."""
+    frame, function = sys._getframe(1), ""
+    while not is_users(frame.f_code) and frame.f_back is not None:
+        if frame.f_code.co_name != "__call__":  # of a metaclass
+            function = frame.f_code.co_name
+        frame = frame.f_back
+    return Origin(function, frame.f_code.co_filename, frame.f_lineno)
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

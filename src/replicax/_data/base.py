@@ -10,13 +10,15 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 
 from replicax._base.messages import received
+from replicax._base.tracebacks import origin
 from replicax._base.types import Tree
 from replicax._data import iterators
 from replicax._data.elements import Nested
 from replicax._data.iterators import DatasetIterator, NumpyIterator
 from replicax._data.options import Options
-from replicax._data.reading import Maker, Reading, StatefulNode
+from replicax._data.reading import Maker, Reading, StatefulNode, hands_on
 from replicax._data.rows import RowOrder, Rows
+from replicax._data.skipping import warn_of_making
 from replicax._data.specs import INFINITE_CARDINALITY, DatasetSpec, tensor_spec
 
 
@@ -50,6 +52,7 @@ class Base(Nested):
         self._files = files  # how many files it reads, which may be divided among workers; see _data/files.py
         self._nodes = tuple(dict.fromkeys(nodes))  # in the order in which the code made them
         self._found_spec: Tree = None
+        self._origin = origin()  # for messages
 
     @classmethod
     def _made(cls, make: Maker, spec: Callable[[bool], Tree], cardinality: int, **known: Any) -> Self:
@@ -62,6 +65,7 @@ class Base(Nested):
     def _of_list(cls, elements: Sequence[Tree], spec: Tree) -> Self:
         """Returns a dataset of elements on the host, of this spec."""
 
+        @hands_on
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             return itertools.islice(elements, start, None)
 
@@ -69,6 +73,12 @@ class Base(Nested):
 
     def _make(self, reading: Reading, start: int = 0, /) -> Iterator[Tree]:
         """Returns an iterator over the elements of a reading, from number `start` on."""
+        if reading.skip is not None and not hasattr(self._maker, "hands_on"):
+            if reading.skip.on:
+                warn_of_making(reading.skip.count, str(self._origin))
+            reading = reading.skipping(None)
+        elif start and hasattr(self._maker, "makes_again"):
+            warn_of_making(start, str(self._origin))
         return reading.guarded(self._maker(reading, start))
 
     def _spec(self, probe: bool) -> Tree:

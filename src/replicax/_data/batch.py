@@ -17,8 +17,9 @@ from replicax._base.types import Tree
 from replicax._data.base import Base
 from replicax._data.elements import flatten, grouped, num_rows, pad_and_stack, padded_shape, positive, regroup, stack
 from replicax._data.ragged import refuse_composites
-from replicax._data.reading import Maker, Reading, replayed
+from replicax._data.reading import Maker, Reading, hands_on, replayed
 from replicax._data.rows import RowBatches, skip_rows
+from replicax._data.skipping import all_made, applied_to_each
 from replicax._data.specs import UNKNOWN_CARDINALITY, batch_count, tensor_spec, with_batch, without_batch
 
 
@@ -42,10 +43,12 @@ class Batches(Base):
         size = positive("batch_size", batch_size)
         rows = self._rows
 
+        @hands_on
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             if rows is None:
-                return map(stack, grouped(self._make(reading, start * size), size, drop_remainder))
-            return RowBatches(rows.fetch, skip_rows(rows.order(reading), start * size), size, drop_remainder)
+                return _stacked(reading, stack, grouped(self._make(reading, start * size), size, drop_remainder))
+            batches = RowBatches(rows.fetch, skip_rows(rows.order(reading), start * size), size, drop_remainder)
+            return batches if reading.skip is None else batches.deferred(reading.skip)
 
         made = self._batched(make, size, drop_remainder, lambda s: with_batch(s, size if drop_remainder else None))
         made._at_hand = rows is not None
@@ -72,9 +75,11 @@ class Batches(Base):
         """
         size = positive("batch_size", batch_size)
 
+        padded = functools.partial(pad_and_stack, shapes=padded_shapes, values=padding_values)
+
+        @hands_on
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
-            groups = grouped(self._make(reading, start * size), size, drop_remainder)
-            return map(functools.partial(pad_and_stack, shapes=padded_shapes, values=padding_values), groups)
+            return _stacked(reading, padded, grouped(self._make(reading, start * size), size, drop_remainder))
 
         def spec(found: Tree) -> Tree:
             leaves, structure = flatten(found)
@@ -118,6 +123,7 @@ class Batches(Base):
         if (known := batched._spec(False)) is not None:
             refuse_unknown(known)
 
+        @hands_on
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             refuse_unknown(batched._spec(True))
             return batched._make(reading, start)
@@ -171,3 +177,10 @@ class Batches(Base):
             return with_batch(without_batch(found), known if drop_remainder else None)
 
         return self._derived(make, UNKNOWN_CARDINALITY, spec, batch_size=known)
+
+
+def _stacked(reading: Reading, stack: Callable[[list[Tree]], Tree], groups: Iterator[list[Tree]]) -> Iterator[Tree]:
+    """Returns each group of elements as one."""
+    if reading.skip is None:
+        return map(stack, groups)
+    return applied_to_each(reading.skip, lambda group: stack(all_made(group)), groups)

@@ -16,9 +16,10 @@ from replicax._base.specs import TensorSpec
 from replicax._base.types import Tree
 from replicax._data.base import Base
 from replicax._data.elements import flatten
-from replicax._data.reading import Maker, Reading, Seeds, StatefulNode, replayed
+from replicax._data.reading import Maker, Reading, Seeds, StatefulNode, hands_on, skipped
 from replicax._data.rows import plain_rows
 from replicax._data.shuffle_repeat import Order, concatenated
+from replicax._data.skipping import all_made, applied_to_each, made
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, common_spec, same_kinds, tensor_spec
 
 _D = TypeVar("_D", bound=Base)
@@ -51,11 +52,14 @@ class Combined(Order):
         if len(sources) == len(inputs):
             rows = plain_rows(lambda i: structure.unflatten([s.fetch(i) for s in sources]), cardinality)
 
+        @hands_on
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             # Begin one element early, so that each input is begun even if all of its elements are skipped.
             first, raising = max(0, start - 1), reading.with_errors(None)
             side_by_side = SideBySide([d._make(raising, first) for d in inputs], start - first)
-            return map(structure.unflatten, side_by_side)
+            if reading.skip is None:
+                return map(structure.unflatten, side_by_side)
+            return applied_to_each(reading.skip, lambda leaves: structure.unflatten(all_made(leaves)), side_by_side)
 
         made = make if rows is None else rows.elements
         files = max(d._files for d in inputs)
@@ -74,8 +78,9 @@ class Combined(Order):
         if not isinstance(dataset, Base):
             raise TypeError(f"`dataset` is a Dataset, got {received(dataset)}.")
 
+        @hands_on
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
-            return concatenated((self, dataset), reading, start)
+            return concatenated((self, dataset), reading, start, known=self._cardinality >= 0)
 
         def common(specs: list[Tree]) -> Tree:
             if not same_kinds(*specs):
@@ -121,14 +126,14 @@ class Combined(Order):
 
         def choices(reading: Reading) -> Iterator[int]:
             for choice in choice_dataset._make(reading):
-                number = int(choice)
+                number = int(made(choice))
                 if not 0 <= number < len(inputs):
                     raise InvalidArgumentError(
                         f"`choice_dataset` chose dataset {number}; the datasets are 0 to {len(inputs) - 1}."
                     )
                 yield number
 
-        @replayed
+        @skipped
         def make(reading: Reading) -> Iterator[Tree]:
             return _chosen(inputs, reading, choices(reading), stop_on_empty_dataset)
 
@@ -174,7 +179,7 @@ class Combined(Order):
                 return inputs[0].take(0)
             there, fixed = [d for d, weight in zip(inputs, fixed) if weight], fixed[fixed > 0]
 
-        @replayed
+        @skipped
         def make(reading: Reading) -> Iterator[Tree]:
             draw = reading.generator(seeds).random
             changing: Iterator[Tree] = itertools.repeat(fixed)
@@ -184,7 +189,7 @@ class Combined(Order):
 
             def choices() -> Iterator[int]:
                 for now in changing:
-                    ends = np.cumsum(_probabilities(now) * left)
+                    ends = np.cumsum(_probabilities(made(now)) * left)
                     if not ends[-1]:
                         return
                     yield int(np.searchsorted(ends, draw() * ends[-1], side="right"))

@@ -6,13 +6,15 @@ a checksum of that, the bytes, and a checksum of these; both are CRC-32C, rotate
 
 from __future__ import annotations
 
+import functools
 import gzip
 import importlib.util
 import itertools
+import mmap
 import os
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
@@ -23,30 +25,40 @@ from replicax._base.types import Tree
 from replicax._data.dataset import Dataset
 from replicax._data.element_files import checked_compression
 from replicax._data.elements import positive
-from replicax._data.reading import Reading, replayed
+from replicax._data.reading import Reading, skipped
+from replicax._data.skipping import Later, Skip
 from replicax._data.sources import names_of
 from replicax._data.specs import UNKNOWN_CARDINALITY
+
+# Reads an open file of this name from its beginning; while elements are skipped, it may yield how to read each.
+_Read: TypeAlias = Callable[[BinaryIO, bytes, Skip | None], "Iterator[bytes | Later]"]
+
+
+def _element(text: bytes | Later) -> np.ndarray:
+    element = np.empty((), object)
+    element[()] = text
+    return element
 
 
 class _FileDataset(Dataset):
     """The strings that a function reads from each of several files, in the order of the files."""
 
-    def _of_files(
-        self, filenames: object, compression: str | None, read: Callable[[BinaryIO, bytes], Iterator[bytes]]
-    ) -> None:
+    def _of_files(self, filenames: object, compression: str | None, read: _Read) -> None:
         kind, names = checked_compression(compression), names_of(filenames)
 
-        def elements(name: bytes) -> Iterator[Tree]:
+        def elements(skip: Skip | None, name: bytes) -> Iterator[Tree]:
             with _opened(name, kind) as file:
-                for text in read(file, name):
-                    element = np.empty((), object)
-                    element[()] = text
-                    yield element
+                for text in read(file, name, skip if kind is None else None):
+                    if skip is not None and skip.on:
+                        yield text if type(text) is Later else Later(_element, text)
+                    else:
+                        yield _element(text)
 
-        @replayed
+        @skipped
         def make(reading: Reading) -> Iterator[Tree]:
             count, index = reading.share
-            return itertools.chain.from_iterable(map(elements, names[index::count]))  # an error ends only its own file
+            of_file = functools.partial(elements, reading.skip)
+            return itertools.chain.from_iterable(map(of_file, names[index::count]))  # an error ends only its own file
 
         self._set_up(make, lambda probe: TensorSpec((), np.object_), UNKNOWN_CARDINALITY, files=len(names))
 
@@ -79,7 +91,7 @@ class TextLineDataset(_FileDataset):
         num_parallel_reads: int | None = None,
         name: str | None = None,
     ):
-        self._of_files(filenames, compression_type, lambda file, _: (line.rstrip(b"\r\n") for line in file))
+        self._of_files(filenames, compression_type, lambda file, *_: (line.rstrip(b"\r\n") for line in file))
 
 
 class FixedLengthRecordDataset(_FileDataset):
@@ -119,9 +131,16 @@ class FixedLengthRecordDataset(_FileDataset):
     ):
         size, header, footer = positive("record_bytes", record_bytes), int(header_bytes or 0), int(footer_bytes or 0)
 
-        def read(file: BinaryIO, path: bytes) -> Iterator[bytes]:
+        def read(file: BinaryIO, path: bytes, skip: Skip | None) -> Iterator[bytes | Later]:
             file.read(header)
-            ahead, total = file.read(size + footer), 0
+            total = 0
+            if skip is not None:
+                body = os.fstat(file.fileno()).st_size - header - footer
+                while skip.on and body - total >= size:
+                    yield Later(_bytes_at, path, header + total, size)
+                    total += size
+                file.seek(header + total)
+            ahead = file.read(size + footer)
             while len(ahead) == size + footer:
                 yield ahead[:size]
                 total += size
@@ -236,8 +255,32 @@ def _checksums() -> Callable[[bytes], int] | None:
     return masked
 
 
-def _records(file: BinaryIO, path: bytes) -> Iterator[bytes]:
-    checksum, place = _checksums(), 0
+def _bytes_at(path: bytes, place: int, count: int) -> np.ndarray:
+    with open(path, "rb") as file:
+        file.seek(place)
+        return _element(file.read(count))
+
+
+def _record_at(path: bytes, place: int) -> np.ndarray:
+    with open(path, "rb") as file:
+        file.seek(place)
+        return _element(next(_whole_records(file, path, place)))
+
+
+def _records(file: BinaryIO, path: bytes, skip: Skip | None) -> Iterator[bytes | Later]:
+    place = 0
+    if skip is not None and (size := os.fstat(file.fileno()).st_size):
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            while skip.on and place + 16 <= size:
+                yield Later(_record_at, path, place)
+                place += 16 + struct.unpack_from("<Q", data, place)[0]
+        file.seek(min(place, size))
+    yield from _whole_records(file, path, place)
+
+
+def _whole_records(file: BinaryIO, path: bytes, place: int) -> Iterator[bytes]:
+    """Yields the records from byte `place` on, where the file stands."""
+    checksum = _checksums()
 
     def read(count: int) -> bytes:
         try:

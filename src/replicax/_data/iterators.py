@@ -301,10 +301,11 @@ class DatasetIterator(ElementIterator):
     def restore_state(self, state: bytes) -> None:
         """Continues at the position of the iterator whose `save_state` returned `state`.
 
-        Elements of arrays are left out at no cost, and functions of `map` are not called for them. Generators, files,
-        `filter` and its like are gone through once more up to that place. What only depends on when threads end,
-        `map` with `deterministic=False`, is not repeated exactly; nor are random numbers that functions draw, nor the
-        order of a shuffle that a function uses without making it, if it was used before and not come to yet.
+        Elements that were given before are left out: functions of `map` are not called for them, and records of files
+        are not read. Generators, compressed files, and what has to see elements (`filter` and its like) are gone
+        through once more up to that place; a warning says so after many elements. What only depends on when threads
+        end, `map` with `deterministic=False`, is not repeated exactly; nor are random numbers that functions draw, nor
+        the order of a shuffle that a function uses without making it, if it was used before and not come to yet.
 
         Raises:
             InvalidArgumentError: `state` is no such state, or of another dataset; the iterator stays as it was.

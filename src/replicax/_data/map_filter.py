@@ -20,7 +20,8 @@ from replicax._data.base import Base
 from replicax._data.calls import as_tensors, call_on_element, call_to_host, call_user, fold, holds
 from replicax._data.elements import as_tensor, host_structure, positive
 from replicax._data.prefetch import ParallelMap
-from replicax._data.reading import Maker, Reading, replayed
+from replicax._data.reading import Maker, Reading, hands_on, replayed, skipped
+from replicax._data.skipping import deferred, made
 from replicax._data.specs import (
     AUTOTUNE,
     UNKNOWN_CARDINALITY,
@@ -75,12 +76,18 @@ class Functions(Base):
         threads = 1 if num_parallel_calls is None else num_parallel_calls
         threads = (os.cpu_count() or 1) if threads == AUTOTUNE else positive("num_parallel_calls", threads)
 
-        def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
-            elements = self._make(reading, start)
+        def mapped(reading: Reading, elements: Iterator[Tree]) -> Iterator[Tree]:
             if num_parallel_calls is None or reading.probing:
                 return map(function, elements)
             in_order = deterministic is None or bool(deterministic)
             return ParallelMap(function, elements, threads, in_order)
+
+        @hands_on
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
+            elements = self._make(reading, start)
+            if reading.skip is None:
+                return mapped(reading, elements)
+            return deferred(reading.skip, function, elements, functools.partial(mapped, reading))
 
         return self._probed(make, lambda make: _result_spec(function, self._spec(True), make), self._cardinality)
 
@@ -167,12 +174,12 @@ class Functions(Base):
     def _interleaved(self, method: str, map_func: Callable[..., Base], cycle: int, block: int) -> Self:
         role = f"`map_func` of `Dataset.{method}`"
 
-        @replayed
+        @skipped
         def make(reading: Reading) -> Iterator[Tree]:
             def opened(element: Tree) -> Iterator[Tree]:
                 # Where the inputs were divided among workers already, all files of this dataset belong to this worker.
                 part = reading.child((1, 0) if self._files else reading.share)
-                dataset: Base = returned_dataset("map_func", call_on_element(role, map_func, element))
+                dataset: Base = returned_dataset("map_func", call_on_element(role, map_func, made(element)))
                 return dataset._make(part)
 
             inputs = reading.guarded(map(opened, self._make(reading)))

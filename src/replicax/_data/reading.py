@@ -2,7 +2,7 @@
 
 The elements of a dataset follow from where its *nodes* stood when the reading came to them: which pass a shuffle was
 at, and what a cache held. So the state of an iterator is that and the number of elements that it gave. To restore it,
-a new reading starts from there, and leaves out as many elements; sources in memory leave them out without making them.
+a new reading starts from there, and leaves out as many elements, without making them where it can (see `skipping`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import json
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.messages import received
 from replicax._base.types import Tree
+from replicax._data.skipping import Skip
 
 # The state of a node or of a reading: what JSON can write.
 State: TypeAlias = Any
@@ -60,6 +61,7 @@ class Reading:
 
     Attributes:
         ignored: gets each exception in place of who reads; None where they are raised.
+        skip: says whether elements may be made later, since they are skipped; None where they never are.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Reading:
     ):
         self.share, self.probing = share, probing
         self.ignored: Callable[[Exception], None] | None = None
+        self.skip: Skip | None = None
         self.nodes = tuple(nodes)
         # The state of each node when this reading first came to it, and how many passes of each shuffle it has drawn.
         self._begun: weakref.WeakKeyDictionary[StatefulNode, State] = weakref.WeakKeyDictionary()
@@ -103,6 +106,12 @@ class Reading:
         """Returns this reading, in which exceptions go to `ignored` or, for None, are raised."""
         same = copy.copy(self)
         same.ignored = ignored
+        return same
+
+    def skipping(self, skip: Skip | None) -> Reading:
+        """Returns this reading, in which elements are skipped or, for None, are all made."""
+        same = copy.copy(self)
+        same.skip = skip
         return same
 
     def guarded(self, elements: Iterator[Tree]) -> Iterator[Tree]:
@@ -164,12 +173,36 @@ class Maker(Protocol):
     def __call__(self, reading: Reading, start: int = 0, /) -> Iterator[Tree]: ...
 
 
+_F = TypeVar("_F", bound=Callable[..., Iterator[Tree]])
+
+
+def hands_on(maker: _F) -> _F:
+    """Decorates a maker that looks at no element, so that those of a reading that skips may come as `Later`."""
+    vars(maker)["hands_on"] = True
+    return maker
+
+
 def replayed(make: Callable[[Reading], Iterator[Tree]]) -> Maker:
     """Returns a maker that makes the elements before `start` as well, and drops them."""
 
     @functools.wraps(make)
     def elements(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
         return itertools.islice(make(reading), start, None) if start else make(reading)
+
+    vars(elements)["makes_again"] = True
+    return elements
+
+
+def skipped(make: Callable[[Reading], Iterator[Tree]]) -> Maker:
+    """Returns a maker that skips the elements before `start`, at whose elements `make` does not look."""
+
+    @hands_on
+    @functools.wraps(make)
+    def elements(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
+        if not start or (reading.skip is not None and reading.skip.on):
+            return itertools.islice(make(reading), start, None) if start else make(reading)
+        skip = Skip(start)
+        return skip.over(make(reading.skipping(skip)))
 
     return elements
 

@@ -12,7 +12,8 @@ import numpy as np
 from replicax._base.host_memory import Pool
 from replicax._base.types import Tree
 from replicax._data.elements import flatten, regroup
-from replicax._data.reading import Reading
+from replicax._data.reading import Reading, hands_on
+from replicax._data.skipping import Skip, applied_to_each, deferred
 
 # The number of row numbers handled at once; large enough that the cost of Python does not count.
 CHUNK = 1 << 13
@@ -29,11 +30,11 @@ class Rows(NamedTuple):
     order: RowOrder
     in_order: bool = False  # whether the order is still 0, 1, 2, ...
 
+    @hands_on
     def elements(self, reading: Reading, start: int = 0, /) -> Iterator[Tree]:
-        """Yields the rows one by one."""
-        for numbers in skip_rows(self.order(reading), start):
-            for number in numbers.tolist():
-                yield self.fetch(number)
+        """Returns an iterator over the rows."""
+        chunks = (numbers.tolist() for numbers in skip_rows(self.order(reading), start))
+        return applied_to_each(reading.skip, self.fetch, itertools.chain.from_iterable(chunks))
 
 
 def plain_rows(fetch: Fetch, count: int) -> Rows:
@@ -70,10 +71,17 @@ class RowBatches(Iterator[Tree]):
         self._ahead = _NO_NUMBERS  # numbers that were read but not used yet
 
     def __next__(self) -> Tree:
+        return self._fetch(self._next_numbers())
+
+    def deferred(self, skip: Skip) -> Iterator[Tree]:
+        """Returns the batches, to be fetched later where they are skipped."""
+        return deferred(skip, self._fetch, iter(self._next_numbers, None), lambda rest: self)
+
+    def _next_numbers(self) -> np.ndarray:
         numbers = self._next(self.size)
         if not len(numbers) or (self._drop and len(numbers) < self.size):
             raise StopIteration
-        return self._fetch(numbers)
+        return numbers
 
     def next_block(self, count: int, shares: int) -> Tree:
         """Returns the next `count` batches, each cut into `shares`, as arrays `[shares, count, rows, ...]`.

@@ -16,8 +16,9 @@ from replicax._data.base import Base
 from replicax._data.element_files import cached_in_file
 from replicax._data.elements import positive
 from replicax._data.prefetch import Prefetched
-from replicax._data.reading import CachedElements, Reading, Seeds, replayed
-from replicax._data.rows import RowOrder, repeat_rows, shard_rows, shuffle_rows, skip_rows, take_rows
+from replicax._data.reading import CachedElements, Reading, Seeds, hands_on, skipped
+from replicax._data.rows import CHUNK, RowOrder, repeat_rows, shard_rows, shuffle_rows, skip_rows, take_rows
+from replicax._data.skipping import deferred
 from replicax._data.specs import AUTOTUNE, INFINITE_CARDINALITY
 
 # The default number of elements that wait: one that is computed with, and one on its way.
@@ -45,7 +46,7 @@ class Order(Base):
         seeds = Seeds(seed, reshuffle_each_iteration is None or bool(reshuffle_each_iteration))
 
         # Generator functions, so that a pass counts only once its first element is asked for.
-        @replayed
+        @skipped
         def make(reading: Reading) -> Iterator[Tree]:
             yield from _shuffled(self._make(reading), size, reading.generator(seeds))
 
@@ -68,9 +69,10 @@ class Order(Base):
         elif cardinality > 0:
             cardinality *= times
 
+        @hands_on
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             passes = itertools.repeat(self) if times < 0 else itertools.repeat(self, times)
-            return concatenated(passes, reading, start, until_empty=True)
+            return concatenated(passes, reading, start, cardinality >= 0 or self._cardinality > 0, until_empty=True)
 
         return self._reordered(make, lambda order: repeat_rows(order, times), cardinality)
 
@@ -79,6 +81,7 @@ class Order(Base):
         if count < 0:
             return self._with(self._options)
 
+        @hands_on
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             if start < count or not count:
                 return itertools.islice(self._make(reading, start), max(0, count - start))
@@ -92,6 +95,7 @@ class Order(Base):
         if count < 0:
             return self.take(0)
 
+        @hands_on
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             return self._make(reading, count + start) if start else itertools.islice(self._make(reading), count, None)
 
@@ -104,6 +108,7 @@ class Order(Base):
         if not 0 <= index < num_shards:
             raise InvalidArgumentError(f"index must be between 0 and {num_shards - 1} = num_shards - 1, got {index}.")
 
+        @hands_on
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             return itertools.islice(self._make(reading, start * num_shards), index, None, num_shards)
 
@@ -145,9 +150,13 @@ class Order(Base):
         if not size or self._rows is not None:
             return self._with(self._options)
 
+        @hands_on
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             if reading.probing:
                 return self._make(reading, start)
+            if reading.skip is not None and reading.skip.on:
+                ahead = lambda rest: Prefetched(lambda: rest, size)  # noqa: E731
+                return deferred(reading.skip, None, self._make(reading, start), ahead)
             return Prefetched(functools.partial(self._make, reading, start), size)
 
         dataset = self._derived(make, self._cardinality, batch_size=self._batch_size)
@@ -155,23 +164,31 @@ class Order(Base):
         return dataset
 
 
-def concatenated(parts: Iterable[Base], reading: Reading, start: int, until_empty: bool = False) -> Iterator[Tree]:
-    """Yields the elements of datasets one after the other, from number `start` on."""
+def concatenated(
+    parts: Iterable[Base], reading: Reading, start: int, known: bool, until_empty: bool = False
+) -> Iterator[Tree]:
+    """Returns the elements of datasets one after the other, from number `start` on.
+
+    `known` says whether it is known of all of them how many elements they have.
+    """
+    if known:
+        return _from(parts, reading, start, until_empty)
+    return skipped(lambda reading: _from(parts, reading, 0, until_empty))(reading, start)
+
+
+def _from(parts: Iterable[Base], reading: Reading, start: int, until_empty: bool) -> Iterator[Tree]:
+    """Yields the elements of datasets, all of known sizes if `start` is not 0."""
     for part in parts:
         if 0 < part._cardinality <= start:
             # Its elements are all skipped. It is begun all the same, since the orders of later passes depend on that.
             collections.deque(part._make(reading, part._cardinality), maxlen=0)
             start -= part._cardinality
             continue
-        skipped = start if part._cardinality >= 0 else 0
-        start -= skipped
-        empty = not skipped
-        for element in part._make(reading, skipped):
+        empty = not start
+        for element in part._make(reading, start):
             empty = False
-            if start:
-                start -= 1
-            else:
-                yield element
+            yield element
+        start = 0
         if empty and until_empty:
             return  # repeating an empty dataset would never end
 
@@ -179,9 +196,16 @@ def concatenated(parts: Iterable[Base], reading: Reading, start: int, until_empt
 def _shuffled(elements: Iterator[Tree], size: int, rng: np.random.Generator) -> Iterator[Tree]:
     """Shuffles elements: each that comes in takes the place of a random one of the buffer, which goes out."""
     buffer = list(itertools.islice(elements, size))
+    slots: list[int] = []
+    state, drawn = rng.bit_generator.state, 0
     for element in elements:
-        slot = rng.integers(len(buffer))
+        if drawn == len(slots):  # many at once, since one takes as long as a hundred
+            state, slots, drawn = rng.bit_generator.state, rng.integers(len(buffer), size=CHUNK).tolist(), 0
+        slot = slots[drawn]
+        drawn += 1
         leaving, buffer[slot] = buffer[slot], element
         yield leaving
+    rng.bit_generator.state = state
+    rng.integers(max(1, len(buffer)), size=drawn)  # as if no more had been drawn than were used
     for slot in rng.permutation(len(buffer)):
         yield buffer[slot]

@@ -20,7 +20,7 @@ from replicax._data.base import Base
 from replicax._data.calls import call_user
 from replicax._data.combine import Combined
 from replicax._data.elements import as_host, host_structure, num_rows, read_only, structure_of
-from replicax._data.reading import Reading, Seeds, replayed
+from replicax._data.reading import Reading, Seeds, replayed, skipped
 from replicax._data.rows import CHUNK, fetch_from, plain_rows
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, first_spec, without_batch
 
@@ -94,7 +94,7 @@ class Sources(Combined):
         """
         seeds = Seeds(seed, seed is None if rerandomize_each_iteration is None else bool(rerandomize_each_iteration))
 
-        @replayed
+        @skipped
         def make(reading: Reading) -> Iterator[Tree]:
             generator = reading.generator(seeds)
             while True:
@@ -122,7 +122,7 @@ class Sources(Combined):
         if not found:
             raise InvalidArgumentError(f"No files matched pattern: {', '.join(map(os.fsdecode, patterns))}")
 
-        @replayed
+        @skipped
         def make(reading: Reading) -> Iterator[Tree]:
             own = found[reading.share[1] :: reading.share[0]]
             return iter([as_host(name) for name in own])
