@@ -18,6 +18,8 @@ def own_gate(monkeypatch):
     gate = Gate()
     monkeypatch.setattr(agree_on_step, "GATE", gate)
     monkeypatch.setattr(notices, "GATE", gate)
+    monkeypatch.setattr(notices, "_ends", -1)
+    monkeypatch.setattr(notices, "_watches", [])
     before = signal.getsignal(signal.SIGTERM)
     yield gate
     signal.signal(signal.SIGTERM, before)
@@ -165,7 +167,7 @@ def test_a_function_is_asked_until_it_has_a_notice_and_its_exception_is_kept(own
 def test_a_watch_that_is_gone_asks_no_longer(monkeypatch):
     monkeypatch.setattr(notices, "_INTERVAL", 60.0)
     watch = Watch([lambda: None])
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "preemption-notice"]
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "replicax-preemption-notice"]
     del watch
     thread.join(60.0)
     assert not thread.is_alive()

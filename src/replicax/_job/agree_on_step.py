@@ -38,11 +38,12 @@ class Gate:
         self.passed = 0  # steps begun
         self.ends = 0  # times at which all had saved, and were to end
         self.notices: list[str] = []  # the notices that this process knows of, its own and those of others
+        self._known_before = 0  # of the notices, those that have led to an end
         self._changed = threading.Condition()
         self._held = False
         self._stop_at: int | None = None
-        self._final = False
-        self._all_saved = False
+        self._saves = 0  # times at which all had saved
+        self._final = False  # and whether they were to end the latest time
         alone = _Alone(self)
         self._tell: Callable[[str, Message], None] = alone.post
         self._turn: Callable[[], None] | None = alone.turn
@@ -57,7 +58,7 @@ class Gate:
         self._tell("noticed", {"reason": f"{self.name} {what}", "grace": grace})
 
     def _know(self, reason: str) -> None:
-        if reason not in self.notices[-1:]:
+        if reason not in self.notices[self._known_before :]:
             self.notices.append(reason)
 
     def passes(self) -> bool:
@@ -78,11 +79,12 @@ class Gate:
         Args:
             seconds: before the end of a grace period at which to stop for the last save.
         """
+        before = self._saves
         self._tell("saved", {"answer": seconds})
         if self._turn is not None:
             self._turn()
         with self._changed:
-            while not self._all_saved:
+            while self._saves == before:  # the orders for the next save may follow at once
                 self._changed.wait()
             return self._final
 
@@ -94,11 +96,13 @@ class Gate:
                 self._know(order["reason"])
                 return {"answer": self.passed}
             if order["order"] == "stop":
-                self._held, self._all_saved = False, False
-                self._stop_at, self._final = order["at"], order["final"]
+                self._held, self._stop_at = False, order["at"]
             else:
-                self._stop_at, self._all_saved = None, True
-                self.ends += self._final
+                self._stop_at, self._final = None, order["final"]
+                self._saves += 1
+                if self._final:
+                    self.ends += 1
+                    self._known_before = len(self.notices)
             self._changed.notify_all()
             return None
 

@@ -37,13 +37,13 @@ class Watch:
         self.grace = grace
         self.problems: list[Exception] = []  # of `looks`, which are no longer called then
         if signals:
-            _watches.add(self)
+            _watches.append(weakref.ref(self, _watches.remove))
             _take_sigterm()
         if looks:
             stopped = threading.Event()
             weakref.finalize(self, stopped.set)
             arguments = (tuple(looks), grace, stopped, self.problems)
-            threading.Thread(target=_poll, args=arguments, name="preemption-notice", daemon=True).start()
+            threading.Thread(target=_poll, args=arguments, name="replicax-preemption-notice", daemon=True).start()
 
 
 def _poll(looks: tuple[Look, ...], grace: float, stopped: threading.Event, problems: list[Exception]) -> None:
@@ -64,7 +64,7 @@ def _poll(looks: tuple[Look, ...], grace: float, stopped: threading.Event, probl
 # SIGTERM. Python calls its handler in the main thread, which a collective may block; the thread of a job's monitor
 # reads the signal's number from a socket, unless other code has taken that over. Both count, and who is ahead tells.
 
-_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+_watches: list[weakref.ref[Watch]] = []  # the newest last
 _before: object = signal.SIG_DFL  # the handler that stood there before
 _heard = [0, 0]  # signals, as counted by the handler and by the monitor
 _told = 0
@@ -112,4 +112,5 @@ def heard_sigterm(by: int) -> None:
     if _heard[by] > _told:
         _told = _heard[by]
         again, _ends = _ends == GATE.ends, GATE.ends
-        GATE.notice("has received SIGTERM", 0.0 if again else min((watch.grace for watch in _watches), default=0.0))
+        newest = _watches[-1]() if _watches else None
+        GATE.notice("has received SIGTERM", 0.0 if again or newest is None else newest.grace)
