@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
+import types
 
 import jax.numpy as jnp
 import pytest
@@ -202,14 +204,22 @@ def test_in_a_grace_period_training_goes_on_and_a_second_signal_ends_it(tmp_path
     assert float(again) == 5.0 and handler.total_run_calls == 5
 
 
-def test_a_grace_period_ends_by_itself(tmp_path):
-    variable, handler = made(tmp_path, exit_fn=leave, grace_period=0.5)
+def test_a_grace_period_ends_by_itself(tmp_path, monkeypatch):
+    """A clock that goes by a second at each look."""
+    seconds = itertools.count()
+    clock = types.SimpleNamespace(monotonic=lambda: float(next(seconds)))
+    for module in ("_job.agree_on_step", "_checkpoint.preemption"):
+        monkeypatch.setattr(f"replicax.{module}.time", clock)
+    variable, handler = made(tmp_path, exit_fn=leave, grace_period=100.0)
+    for _ in range(10):
+        handler.run(variable.assign_add, 1.0)
     notice()
     with pytest.raises(Left):
         while True:
             handler.run(variable.assign_add, 1.0)
     assert sorted(os.listdir(tmp_path)) == ["checkpoint", "ckpt-2"]
-    assert float(made(tmp_path)[0]) == float(variable) > 0.0
+    # A save takes a second here, and a step one: three saves and six steps are left of the 100.
+    assert 10 + 80 < float(variable) == float(made(tmp_path)[0]) < 10 + 100
 
 
 def test_an_interrupt_during_the_save_comes_out_and_the_next_step_saves_again(tmp_path):

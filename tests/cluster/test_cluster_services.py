@@ -6,17 +6,21 @@ import http.server
 import importlib.resources
 import json
 import os
+import signal
 import threading
 from unittest import mock
 from urllib.parse import parse_qs, urlsplit
 
 import google.auth.credentials
 import googleapiclient.discovery
+import jax
 import kubernetes
 import pytest
 
 import replicax as rx
 from replicax._base import devices
+from replicax._cluster import preemption
+from replicax._job import notices
 from replicax.cluster_resolver import (
     GCEClusterResolver,
     KubernetesClusterResolver,
@@ -553,3 +557,60 @@ def test_connect_without_a_tpu_is_an_error(run_python):
         env={"REPLICAX_VIRTUAL_DEVICES": "TPU:4"},
     )
     assert done.stdout == "{'TPU': 4} 4 1 /job:localhost/replica:0/task:0/device:TPU:3\n", done.stderr
+
+
+# Notices that a machine is to end soon
+
+
+INSTANCE = "/computeMetadata/v1/instance"
+MAINTENANCE = "TERMINATE_ON_HOST_MAINTENANCE"
+
+
+@pytest.mark.parametrize(
+    "event, preempted, platform, given, expected",
+    [
+        ("NONE", "FALSE", "gpu", None, None),
+        ("MIGRATE_ON_HOST_MAINTENANCE", "FALSE", "gpu", None, None),
+        (MAINTENANCE, "FALSE", "cpu", None, ("ends for maintenance", None)),
+        (MAINTENANCE, "FALSE", "gpu", None, ("ends for maintenance", 3600.0)),
+        (MAINTENANCE, "FALSE", "gpu", 600.0, ("ends for maintenance", 600.0)),
+        ("NONE", "TRUE", "gpu", None, ("preempts", None)),
+        (MAINTENANCE, "TRUE", "gpu", 600.0, ("preempts", 600.0)),
+    ],
+)
+def test_the_metadata_server_announces_the_end_of_a_machine(
+    event, preempted, platform, given, expected, service, monkeypatch
+):
+    """Answers as in Google's documentation of `maintenance-event` and `preempted`."""
+    service.answers[f"{INSTANCE}/maintenance-event"] = (200, event)
+    service.answers[f"{INSTANCE}/preempted"] = (200, preempted)
+    monkeypatch.setenv("GCE_METADATA_HOST", service.host)
+    monkeypatch.setattr(jax, "local_devices", lambda: [mock.Mock(platform=platform)])
+    notice = preemption.google_notice(given)
+    assert (notice is None) == (expected is None)
+    if expected is not None:
+        assert notice.what == f"is on a machine that Google Cloud {expected[0]}" and notice.grace == expected[1]
+
+
+def test_a_metadata_server_that_does_not_answer_has_announced_nothing(service, monkeypatch):
+    monkeypatch.setenv("GCE_METADATA_HOST", service.host)
+    assert preemption.google_notice() is None  # 404
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+    assert preemption.google_notice() is None
+
+
+def test_a_machine_that_google_cloud_preempts_saves_and_ends_with_143(service, monkeypatch, tmp_path):
+    service.answers[f"{INSTANCE}/maintenance-event"] = (200, "NONE")
+    service.answers[f"{INSTANCE}/preempted"] = (200, "FALSE")
+    monkeypatch.setenv("GCE_METADATA_HOST", service.host)
+    monkeypatch.setattr(notices, "_INTERVAL", 0.01)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handler stays out of the tests' own signals
+    watcher, steps = rx.experimental.PreemptionWatcher(), rx.Variable(0)
+    handler = rx.experimental.PreemptionCheckpointHandler(None, rx.train.Checkpoint(steps=steps), tmp_path)
+    handler.run(steps.assign_add, 1)
+    service.answers[f"{INSTANCE}/preempted"] = (200, "TRUE")
+    with pytest.raises(SystemExit) as ended:
+        while True:
+            handler.run(steps.assign_add, 1)
+    assert ended.value.code == 143 and handler.total_run_calls == int(steps)
+    assert watcher.preemption_message == "this process is on a machine that Google Cloud preempts"
