@@ -5,7 +5,7 @@ from __future__ import annotations
 import types as _modules
 import typing as _typing
 
-from replicax import partitioners
+from replicax import _rpc, partitioners
 from replicax._base.types import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -69,6 +69,7 @@ experimental.__dict__.update(
     TerminationConfig=TerminationConfig,
     ValueContext=ValueContext,
     partitioners=partitioners,
+    rpc=_rpc,
     __getattr__=_missing_from("distribute.experimental", otherwise=""),
 )
 
