@@ -150,10 +150,22 @@ def test_a_coordinator_on_another_machine_is_told(tmp_path):
     assert "nosuch.invalid is not known on this machine: None" not in launch.err
 
 
+NO_PS = {"ps": 0, "offered": [], "secret": ""}
+
+
 def test_a_launched_job_starts_whatever_strangers_send_to_its_port(tmp_path):
     port = free_ports(1)[0]
     options = f"--workers 2 --coordinator 127.0.0.1:{port} --worker-rank"
-    join = {"op": "join", "workers": 2, "first": 1, "host": "h", "addresses": ["a:1"]}
+    join = {
+        "op": "join",
+        "workers": 2,
+        "first": 1,
+        "host": "h",
+        "addresses": ["a:1"],
+        "ps": 0,
+        "offered": [],
+        "secret": "",
+    }
     wrong = [
         {"workers": "2"},
         {"workers": 1},
@@ -163,6 +175,7 @@ def test_a_launched_job_starts_whatever_strangers_send_to_its_port(tmp_path):
         {"first": True},
         {"host": 1},
     ]
+    wrong += [{"ps": -1}, {"ps": "1"}, {"ps": 1}, {"offered": ["a:1"]}, {"offered": 1}, {"secret": None}]
     wrong += [{"addresses": wrong} for wrong in ([], [1], ["a"], ["a:1", "b:1"], "a:1", {}, None)]
     messages = [5, [1], None, "x", {}, {"op": 5}, {"op": []}, {"op": "join"}, {"op": "done"}, {"op": "failed"}]
     messages += [{"op": "done", "outcomes": [1]}, {"op": "outcome"}, {"op": "alive"}, *({**join, **w} for w in wrong)]
@@ -184,7 +197,16 @@ def test_a_launched_job_starts_whatever_strangers_send_to_its_port(tmp_path):
 
 def test_a_member_that_sends_nonsense_is_lost_and_named(tmp_path):
     port = free_ports(1)[0]
-    join = {"op": "join", "workers": 2, "first": 1, "host": "127.0.0.1", "addresses": ["127.0.0.1:9"]}
+    join = {
+        "op": "join",
+        "workers": 2,
+        "first": 1,
+        "host": "127.0.0.1",
+        "addresses": ["127.0.0.1:9"],
+        "ps": 0,
+        "offered": [],
+        "secret": "",
+    }
     outcome = {"worker": 0, "host": "h", "status": 0, "when": 0.0}
     options = f"--workers 2 --coordinator 127.0.0.1:{port} --worker-rank 0"
     for nonsense in ({"worker": 0}, {"worker": 1, "report": [1]}, {"worker": 1, "tail": [5]}, {"worker": 1, "x": 1}):

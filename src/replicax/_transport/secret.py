@@ -28,8 +28,9 @@ HOST_NAME = "replicax-job"  # the name in the certificate, whatever the address
 
 _HOW = (
     'Make one with `python -c "import secrets; print(secrets.token_hex())" > job-secret`, give that file to every '
-    f"machine, readable by you alone, and set {SECRET_FILE} to its path in every task. `replicax launch` does so by "
-    f"itself. {SECRET}=none turns authentication and encryption off, for networks that nobody else can reach."
+    f"machine, readable by you alone, and set {SECRET_FILE} to its path in every task. `replicax launch` makes one "
+    f"by itself for the tasks of one machine. {SECRET}=none turns authentication and encryption off, for networks that "
+    "nobody else can reach."
 )
 
 

@@ -14,7 +14,8 @@ from replicax import __version__
 from replicax._base.errors import JobError
 from replicax._job.channel import parse
 from replicax.launch._environment import LaunchError, check_open_files
-from replicax.launch._launcher import Launcher, Plan
+from replicax.launch._launcher import TASK_RESTARTS, Launcher, Plan
+from replicax.launch._leader import offers
 from replicax.launch._output import Screen
 
 _DESCRIPTION = """\
@@ -31,9 +32,13 @@ examples:
     10.0.0.1$  replicax launch --workers 2 --coordinator 10.0.0.1:4000 --worker-rank 0 train.py
     10.0.0.2$  replicax launch --workers 2 --coordinator 10.0.0.1:4000 --worker-rank 1 train.py
 
+  With two parameter servers, and a chief, whose end is that of the job:
+    replicax launch --workers 3 --ps 2 train.py
+
 exit status:
   0 when every worker ended with 0. Otherwise that of the worker that failed first, 128 + N if signal N killed it;
   128 + N when signal N ended the launcher; 2 when nothing could be started, or worker 0's launcher was lost.
+  With --ps it is the chief's.
 
 A worker finds in its environment: TF_CONFIG, REPLICAX_RESTART_COUNT (0, then 1, ...) and REPLICAX_REPORT_DIR.
 `python -m replicax.launch` is the same command.
@@ -88,6 +93,13 @@ def parser(program: str) -> argparse.ArgumentParser:
         action="store_false",
         help="leave NPROC and GLIBC_TUNABLES as they are; else they are set so that JAX is safe and fast on CPU",
     )
+    title = "Variables are on servers, and a chief has workers compute. All tasks run PROGRAM, which reads its own."
+    add = result.add_argument_group("parameter servers", title).add_argument
+    text = "start so many parameter servers on all machines, and a chief"
+    add("--ps", type=_positive, default=0, metavar="P", help=text)
+    add("--evaluator", action="store_true", help="start an evaluator beside the chief")
+    text = f"start a worker, ps or evaluator that failed again, each at most so many times (default: {TASK_RESTARTS})"
+    add("--max-task-restarts", type=_not_negative, metavar="N", help=text)
     add = result.add_argument_group("several machines", "Start the launcher on each of them.").add_argument
     text = "worker 0's machine, as the others reach it, and a free port there"
     add("--coordinator", type=_address, metavar="HOST:PORT", help=text)
@@ -159,7 +171,10 @@ def complete(plan: Plan) -> None:
             f"--workers {plan.workers} are numbered 0 to {plan.workers - 1}, but --worker-rank {plan.first} and "
             f"--workers-here {plan.here} ask for {plan.first} to {plan.first + plan.here - 1} on this machine."
         )
-    check_open_files(plan.here)
+    if not plan.ps and (plan.evaluator or plan.max_task_restarts is not None):
+        name = "--evaluator" if plan.evaluator else "--max-task-restarts"
+        raise LaunchError(f"{name} is for jobs with parameter servers, and needs --ps.")
+    check_open_files(plan.here + offers(plan.ps) + plan.evaluator)
     plan.command = _command(plan)
 
 

@@ -9,6 +9,7 @@ import random
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 # Of a worker: its output, its errors, and the connection to its guard. Beside them: connections of other launchers.
 _FILES_PER_WORKER = 3
@@ -17,6 +18,22 @@ _FILES_BESIDE = 64
 
 class LaunchError(Exception):
     """Something that the user has to change; its text is all that is shown."""
+
+
+class Task(NamedTuple):
+    """One process of a job.
+
+    >>> Task("ps", 1).name
+    'ps 1'
+    """
+
+    kind: str  # "worker"; with parameter servers "chief", "ps" and "evaluator" as well
+    number: int
+
+    @property
+    def name(self) -> str:
+        """Its name in messages and in front of its output."""
+        return f"{self.kind} {self.number}"
 
 
 class Ports:
@@ -126,29 +143,29 @@ def share_gpus(gpus: Sequence[str], workers: int, per_worker: int | None) -> lis
 def worker_environment(
     base: Mapping[str, str],
     *,
-    cluster: Sequence[str],
-    worker: int,
+    cluster: Mapping[str, Sequence[str]],
+    task: Task,
     devices: int | None,
     gpus: Sequence[str] | None,
     report_folder: str,
     attempt: int,
     tuning: bool,
 ) -> dict[str, str]:
-    """Returns the environment of one worker, made of the launcher's own.
+    """Returns the environment of one task, made of the launcher's own.
 
-    `cluster` are the addresses of all workers, `devices` is None where nobody said, and `gpus` are its own as CUDA
-    names them, None to leave that as it is.
+    `cluster` has the addresses of the tasks of each kind, `devices` is None where nobody said, and `gpus` are its own
+    as CUDA names them, None to leave that as it is.
     """
     environment = dict(base)
-    environment["TF_CONFIG"] = json.dumps(
-        {"cluster": {"worker": list(cluster)}, "task": {"type": "worker", "index": worker}}
-    )
+    environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": task.kind, "index": task.number}})
     environment["REPLICAX_REPORT_DIR"] = report_folder
     environment["REPLICAX_RESTART_COUNT"] = str(attempt)
     environment["PYTHONUNBUFFERED"] = "1"
     environment.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in native code shows where Python stood
     if gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        if not gpus:
+            environment["JAX_PLATFORMS"] = "cpu"
     elif devices is not None:
         environment["JAX_NUM_CPU_DEVICES"] = str(devices)
     if tuning:

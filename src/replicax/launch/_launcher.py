@@ -14,16 +14,20 @@ from pathlib import Path
 
 from replicax._job.channel import HEARTBEAT, Message, join_address, seconds_from_environment
 from replicax.launch import _guard
+from replicax.launch._cluster_leader import ClusterLeader
 from replicax.launch._connection import Connection, Listener, connect
 from replicax.launch._environment import (
     LaunchError,
     Ports,
+    Task,
     share_gpus,
     visible_gpus,
     worker_environment,
 )
-from replicax.launch._leader import Leader, LocalLink
-from replicax.launch._local_workers import SETTLE, LocalWorkers, Worker
+from replicax.launch._job_secret import Secret, job_secret
+from replicax.launch._leader import Leader, LocalLink, offers
+from replicax.launch._local_tasks import LocalTasks
+from replicax.launch._local_workers import LocalProcesses, LocalWorkers, Worker
 from replicax.launch._outcome import Outcome, exit_status, job_outcome, signal_name
 from replicax.launch._output import Screen
 
@@ -31,6 +35,7 @@ from replicax.launch._output import Screen
 # may want to save its state.
 _GRACE_AFTER_FAILURE = 2.0
 _GRACE_AFTER_SIGNAL = 30.0
+TASK_RESTARTS = 3
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
@@ -48,6 +53,9 @@ class Plan(argparse.Namespace):
     host: str | None  # this machine's address; None for the one that the coordinator's machine reaches it by
     devices: int | None  # of each worker; None if nobody said
     max_restarts: int  # of all workers, after a failure
+    ps: int  # parameter servers on all machines; with any, the first machine has a chief
+    evaluator: bool  # whether the first machine has one
+    max_task_restarts: int | None  # with parameter servers: of each task but the chief; None for the usual
     preempt_codes: frozenset[int]  # exit statuses of workers that have saved their state and want to be restarted
     start_timeout: float  # seconds for the launchers of all machines to come together
     grace: float | None  # seconds from the request to end to SIGKILL; None for the usual
@@ -60,8 +68,13 @@ class Launcher:
     def __init__(self, plan: Plan, screen: Screen):
         self._plan = plan
         self._screen = screen
-        self._gpus = share_gpus(visible_gpus(os.environ), plan.here, plan.devices)
-        self._local: LocalWorkers | None = None
+        visible = visible_gpus(os.environ)
+        self._gpus = share_gpus(visible, plan.here, plan.devices)
+        self._secret = Secret("", {})
+        if plan.ps:
+            self._gpus = self._gpus or ([visible] if visible else None)  # no other task takes the only worker's
+            self._secret = job_secret(os.environ, plan.coordinator)
+        self._local: LocalProcesses | None = None
         self._interrupts: list[int] = []
         self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
         self._task: asyncio.Task[int] | None = None
@@ -141,7 +154,13 @@ class Launcher:
             finally:
                 await connection.close()
             return
-        leader = Leader(plan.workers, plan.max_restarts, plan.start_timeout)
+        leader: Leader
+        if plan.ps:
+            leader = ClusterLeader(
+                plan.workers, plan.max_restarts, plan.start_timeout, plan.ps, self._secret.digest, plan.evaluator
+            )
+        else:
+            leader = Leader(plan.workers, plan.max_restarts, plan.start_timeout)
         try:
             if plan.coordinator is None:
                 yield LocalLink(leader, self._inbox), "127.0.0.1"
@@ -155,18 +174,21 @@ class Launcher:
     async def _attempt(self, link: LocalLink | Connection, host: str) -> Message:
         """Starts the workers once, and returns the leader's outcome when all workers on all machines have ended."""
         plan = self._plan
-        ports = Ports(plan.here)
+        ports = Ports(plan.here + offers(plan.ps))
         try:
             addresses = [join_address(host, port) for port in ports.numbers]
             link.send_to_leader(
-                {"op": "join", "workers": plan.workers, "first": plan.first, "host": host, "addresses": addresses}
-            )
+                {
+                    "op": "join", "workers": plan.workers, "first": plan.first, "host": host,
+                    "addresses": addresses[: plan.here],
+                    "ps": plan.ps, "offered": addresses[plan.here :], "secret": self._secret.digest,
+                }
+            )  # fmt: skip
             start = await self._message("start")
         finally:
             ports.release()
         with tempfile.TemporaryDirectory(prefix="replicax-launch-") as folder:
-            workers = [self._worker(index, start, folder) for index in range(plan.here)]
-            self._local = LocalWorkers(workers, host, Path(folder), link.send_to_leader, plan.preempt_codes)
+            self._local = self._started(start, host, folder, link)
             following = asyncio.create_task(self._follow(self._local, link))
             outcomes = await self._local.wait()
             following.cancel()
@@ -216,23 +238,46 @@ class Launcher:
             status = status if of_itself else 2
         return {"op": "outcome", "status": status, "text": f"{problem}\n{text}".rstrip(), "again": False}
 
-    def _worker(self, index: int, start: Message, folder: str) -> Worker:
+    def _started(self, start: Message, host: str, folder: str, link: LocalLink | Connection) -> LocalProcesses:
+        """Starts the tasks of this machine."""
         plan = self._plan
+        workers = [Task("worker", plan.first + index) for index in range(plan.here)]
+        if not plan.ps:
+            processes = [self._process(task, start, folder) for task in workers]
+            return LocalWorkers(processes, host, Path(folder), link.send_to_leader, plan.preempt_codes)
+        beside = [Task("chief", 0), *[Task("evaluator", 0)] * plan.evaluator] if plan.first == 0 else []
+        return LocalTasks(
+            [*beside, *workers, *(Task("ps", index) for index in start["ps"])],
+            lambda task, restarts: self._process(task, start, folder, restarts),
+            host,
+            link.send_to_leader,
+            self._screen.say,
+            TASK_RESTARTS if plan.max_task_restarts is None else plan.max_task_restarts,
+            plan.preempt_codes,
+        )
+
+    def _process(self, task: Task, start: Message, folder: str, restarts: int | None = None) -> Worker:
+        plan, cluster = self._plan, start["cluster"]
+        works = task.kind == "worker"
+        gpus = None if self._gpus is None else self._gpus[task.number - plan.first] if works else []
         environment = worker_environment(
             os.environ,
-            cluster=start["cluster"],
-            worker=plan.first + index,
-            devices=plan.devices,
-            gpus=None if self._gpus is None else self._gpus[index],
+            cluster=cluster,
+            task=task,
+            devices=plan.devices if works else None,
+            gpus=gpus,
             report_folder=folder,
             attempt=start["attempt"],
             tuning=plan.tuning,
         )
-        width = len(str(plan.workers - 1))
-        address = start["cluster"][plan.first + index]
-        return Worker(plan.first + index, plan.command, environment, self._screen, width, address)
+        if restarts is not None:
+            environment |= {**self._secret.environment, "REPLICAX_TASK_RESTART_COUNT": str(restarts)}
+        counts = {kind: len(addresses) for kind, addresses in cluster.items()} | {"evaluator": plan.evaluator}
+        width = max(len(Task(kind, count - 1).name) for kind, count in counts.items() if count)
+        address = "" if task.kind == "evaluator" else cluster[task.kind][task.number]
+        return Worker(task, plan.command, environment, self._screen, width, address)
 
-    async def _follow(self, local: LocalWorkers, link: LocalLink | Connection) -> None:
+    async def _follow(self, local: LocalProcesses, link: LocalLink | Connection) -> None:
         """Ends the workers when the leader or a signal says so, or when the leader is lost."""
         while (message := await self._inbox.get())["op"] not in ("signal", "stop", "lost"):
             pass
@@ -241,13 +286,14 @@ class Launcher:
         if message["op"] == "signal":  # the leader has the workers of other machines end in the same way
             link.send_to_leader({"op": "failed", "interrupt": message["interrupt"]})
         if message.get("interrupt") is None:
-            await local.end(signal.SIGTERM, settle=SETTLE, grace=self._grace(_GRACE_AFTER_FAILURE))
+            await local.end(signal.SIGTERM, settle=local.settle, grace=self._grace(_GRACE_AFTER_FAILURE))
             return
         # A worker knows Ctrl-C and a request to end; the other signals are the launcher's business.
         number = signal.SIGINT if message["interrupt"] == signal.SIGINT else signal.SIGTERM
         grace = self._grace(_GRACE_AFTER_SIGNAL)
         more = "; press Ctrl-C again to kill them now" if self._interrupts == [signal.SIGINT] else ""
-        self._screen.say(f"{signal_name(message['interrupt'])}: the workers have {grace:g} s to end{more}.")
+        who = "tasks" if self._plan.ps else "workers"
+        self._screen.say(f"{signal_name(message['interrupt'])}: the {who} have {grace:g} s to end{more}.")
         await local.end(number, settle=0.0, grace=grace)
 
     def _grace(self, usual: float) -> float:

@@ -7,6 +7,8 @@ as lines of JSON:
     join    my workers, and their addresses             start    the addresses of all workers
     failed  a worker of mine has failed, or a signal    stop     end your workers
             has come that asks to end
+    down    with parameter servers: a task of mine
+            has failed, and is not started again
     stands  a worker of mine waits in the start of      outcome  what to tell, and whether to begin again
             its job, has joined it, or has ended before
     done    how my workers have ended
@@ -26,19 +28,26 @@ from typing import Any, Protocol
 
 from replicax._base.errors import listed
 from replicax._job.channel import Message, parse
+from replicax.launch._environment import Task
 from replicax.launch._outcome import Outcome, exit_status, job_outcome, signal_name, was_preempted
 
 _NAMED = 50  # missing workers that are named one by one
 
 # What messages consist of, by who sends them: names of fields, and their types.
 FROM_MEMBER: Mapping[str, Mapping[str, tuple[type, ...]]] = {
-    "join": {"workers": (int,), "first": (int,), "host": (str,), "addresses": (list,)},
+    "join": {
+        "workers": (int,), "first": (int,), "host": (str,), "addresses": (list,),
+        # With parameter servers: their number, addresses here that tasks beside the workers may get, and what shows
+        # that the job's secret is the same.
+        "ps": (int,), "offered": (list,), "secret": (str,),
+    },
     "failed": {"interrupt": (int, type(None))},
+    "down": {"kind": (str,), "index": (int,)},
     "stands": {"worker": (int,), "how": (str,), "addresses": (list,)},
     "done": {"outcomes": (list,)},
-}
+}  # fmt: skip
 FROM_LEADER: Mapping[str, Mapping[str, tuple[type, ...]]] = {
-    "start": {"cluster": (list,), "attempt": (int,)},
+    "start": {"cluster": (dict,), "attempt": (int,), "ps": (list,)},
     "stop": {"interrupt": (int, type(None))},
     "outcome": {"status": (int,), "text": (str,), "again": (bool,), "restart": (str,)},
     "refused": {"message": (str,)},
@@ -62,10 +71,18 @@ class Link(Protocol):
 
 
 class Leader:
-    """Brings the members together, and decides."""
+    """Brings the members together, and decides.
 
-    def __init__(self, workers: int, max_restarts: int, start_timeout: float):
-        self.workers = workers
+    Args:
+        workers: how many there are on all machines.
+        max_restarts: of all workers, after a failure.
+        start_timeout: seconds for the members to come.
+        ps: how many parameter servers there are.
+        secret: what shows that the members have the job's secret.
+    """
+
+    def __init__(self, workers: int, max_restarts: int, start_timeout: float, ps: int = 0, secret: str = ""):
+        self.workers, self._ps, self._secret = workers, ps, secret
         self._max_restarts = max_restarts
         self._start_timeout = start_timeout
         self._attempt = 0
@@ -95,6 +112,8 @@ class Leader:
                     self._stop()  # it would wait for one that will never come
             elif message["op"] == "done":
                 self._done(link, self._outcomes_of(link, message["outcomes"]))
+            elif message["op"] == "down":
+                self._note_down([Task(message["kind"], message["index"])])
             elif message["interrupt"] is None:
                 self._stop()
             elif self._interrupt is None:
@@ -115,9 +134,17 @@ class Leader:
     def lost(self, link: Link, how: str) -> None:
         """Counts the workers of a member that is not heard of any more as lost, if they still ran."""
         if self._running and link in self._joined and link not in self._outcomes:
-            host, now = self._host(link), time.time()
-            self._stop()
-            self._done(link, [Outcome(number, host, None, now, lost=how) for number in _numbers(self._joined[link])])
+            host, now, tasks = self._host(link), time.time(), self._tasks_of(link)
+            self._note_down(tasks)
+            self._done(link, [Outcome(index, host, None, now, lost=how, kind=kind) for kind, index in tasks])
+
+    def _note_down(self, tasks: list[Task]) -> None:
+        """Acts on tasks that have gone and do not come back."""
+        self._stop()
+
+    def _tasks_of(self, link: Link) -> list[Task]:
+        """Returns the tasks of a member."""
+        return [Task("worker", number) for number in _numbers(self._joined[link])]
 
     def close(self) -> None:
         """Cancels the deadline for members to join."""
@@ -126,7 +153,7 @@ class Leader:
     def _outcomes_of(self, link: Link, messages: list[Any]) -> list[Outcome]:
         now = time.time()
         outcomes = [Outcome.from_message(message, now) for message in messages]
-        if [outcome.worker for outcome in outcomes] != list(_numbers(self._joined[link])):
+        if [(outcome.kind, outcome.worker) for outcome in outcomes] != self._tasks_of(link):
             raise ValueError("no outcomes of this member's workers")
         return outcomes
 
@@ -135,8 +162,9 @@ class Leader:
         return host
 
     def _join(self, link: Link, message: Message) -> bool:
-        first, addresses = message["first"], message["addresses"]
-        if not (0 <= first < first + len(addresses) <= message["workers"] and all(map(_is_address, addresses))):
+        first, addresses, offered = message["first"], message["addresses"], message["offered"]
+        known = all(map(_is_address, [*addresses, *offered])) and len(offered) == offers(message["ps"])
+        if not (0 <= first < first + len(addresses) <= message["workers"] and known):
             raise ValueError("no workers of a job")
         mine = set(_numbers(message))
         taken = {number: other for other in self._joined for number in _numbers(self._joined[other])}
@@ -145,6 +173,10 @@ class Leader:
             problem = "All workers of this job have been started already."
         elif message["workers"] != self.workers:
             problem = f"It has --workers {message['workers']}, but the launcher of worker 0 has {self.workers}."
+        elif message["ps"] != self._ps:
+            problem = f"It has --ps {message['ps']}, but the launcher of worker 0 has {self._ps}."
+        elif message["secret"] != self._secret:
+            problem = "Its job has another secret (REPLICAX_JOB_SECRET, REPLICAX_JOB_SECRET_FILE) than worker 0's."
         elif both := sorted(mine & set(taken)):
             other = self._host(taken[both[0]])
             names = listed([f"worker {number}" for number in both])
@@ -159,10 +191,22 @@ class Leader:
         if len(mine) + len(taken) == self.workers:
             self._deadline.cancel()
             self._running = True
-            members = sorted(self._joined.values(), key=lambda member: member["first"])
-            cluster = [address for member in members for address in member["addresses"]]
-            self._tell_all({"op": "start", "cluster": cluster, "attempt": self._attempt})
+            self._start()
         return True
+
+    def _start(self) -> None:
+        """Tells the members the addresses of all tasks, and which of the parameter servers are theirs."""
+        links = sorted(self._joined, key=lambda link: int(self._joined[link]["first"]))
+        members = [self._joined[link] for link in links]
+        cluster = {"worker": [address for member in members for address in member["addresses"]]}
+        self._servers: dict[Link, list[int]] = {
+            link: list(range(place, self._ps, len(links))) for place, link in enumerate(links)
+        }
+        if self._ps:
+            servers = [members[i % len(members)]["offered"][i] for i in range(self._ps)]
+            cluster = {"chief": members[0]["offered"][-1:], **cluster, "ps": servers}
+        for link in links:
+            link.send({"op": "start", "cluster": cluster, "attempt": self._attempt, "ps": self._servers[link]})
 
     def _give_up(self) -> None:
         came = {number: self._host(link) for link in self._joined for number in _numbers(self._joined[link])}
@@ -196,9 +240,9 @@ class Leader:
             status, text = exit_status(-number), f"interrupted by {signal_name(number)}{where}; all workers have ended."
             again, restart = False, ""
         else:
-            everyone = sorted((o for some in self._outcomes.values() for o in some), key=lambda o: o.worker)
-            status, text = job_outcome(everyone)
-            if was_preempted(everyone):
+            everyone = sorted((o for some in self._outcomes.values() for o in some), key=lambda o: (o.kind, o.worker))
+            status, text, preempted = self._verdict(everyone)
+            if preempted:
                 again, restart = self._max_restarts > 0, "restart after a preemption"
             else:
                 again = status != 0 and self._failures < self._max_restarts
@@ -213,9 +257,18 @@ class Leader:
         for member in members:
             member.send(message)
 
+    def _verdict(self, everyone: list[Outcome]) -> tuple[int, str, bool]:
+        """Returns the launcher's exit status, what to tell, and whether the job was preempted."""
+        return *job_outcome(everyone), was_preempted(everyone)
+
     def _tell_all(self, message: Message) -> None:
         for link in list(self._joined):
             link.send(message)
+
+
+def offers(ps: int) -> int:
+    """Returns how many addresses a launcher offers for tasks beside its workers: all servers, and the chief."""
+    return ps + 1 if ps else 0
 
 
 def _numbers(join: Message) -> range:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import math
@@ -17,6 +18,7 @@ from typing import IO
 
 from replicax._job.channel import Message
 from replicax.launch import _guard
+from replicax.launch._environment import Task
 from replicax.launch._outcome import TAIL_LINES, Outcome, read_mark, read_report, readable
 from replicax.launch._output import Lines, Screen
 
@@ -28,27 +30,39 @@ _REPORTED_AND_ALIVE = 5.0
 _LEAVE = 30.0
 # Seconds between two looks for reports and marks.
 _LOOK = 0.5
+# The first colour of a kind of task other than workers.
+_COLOUR_OF = {"chief": 9, "ps": 5, "evaluator": 4}
 
 
 class Worker:
-    """One worker, with the guard that runs it; `width` is the number of digits of the longest worker's number."""
+    """The process of a worker or of another task, with the guard that runs it.
+
+    Args:
+        task: which one it is.
+        command: runs its program.
+        environment: its variables.
+        screen: for its output.
+        width: the number of characters of the longest task's name.
+        address: its own in the cluster; empty for one that is no part of it.
+    """
 
     def __init__(
         self,
-        number: int,
+        task: Task,
         command: Sequence[str],
         environment: Mapping[str, str],
         screen: Screen,
         width: int,
         address: str,
     ):
-        self.number = number
+        self.task, self.number = task, task.number
         self.address = address
         self._screen = screen
         self._ended = False
         self.asked_to_end: float | None = None  # when
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
-        self._lines = [Lines(screen.writer(number, width, 1)), Lines(screen.writer(number, width, 2, self.tail))]
+        shown = task.name, task.number + _COLOUR_OF.get(task.kind, 0), width
+        self._lines = [Lines(screen.writer(*shown, 1)), Lines(screen.writer(*shown, 2, self.tail))]
         self._control, theirs = socket.socketpair()
         guard = [sys.executable, "-I", "-S", _guard.__file__, str(theirs.fileno())]
         with theirs:
@@ -105,8 +119,35 @@ class Worker:
             transport.close()
 
 
-class LocalWorkers:
-    """The workers of this machine, from their start to the end of all.
+class LocalProcesses(abc.ABC):
+    """The processes of a job on this machine, from their start to the end of all."""
+
+    settle: float  # seconds that the others have, once one has failed, before they are asked to end
+    _running: Collection[asyncio.Task[Outcome]]
+
+    async def wait(self) -> list[Outcome]:
+        """Waits for all of them, and returns how they ended, in order."""
+        return list(await asyncio.gather(*self._running))
+
+    async def end(self, number: int, *, settle: float, grace: float) -> None:
+        """Ends those that still run: they have `settle` seconds, get the signal, and `grace` seconds later SIGKILL."""
+        await self._all_ended(settle)
+        for patience, kind in ((grace, number), (None, signal.SIGKILL)):
+            for worker in self._alive():
+                worker.signal(kind)
+            await self._all_ended(patience)
+
+    @abc.abstractmethod
+    def _alive(self) -> list[Worker]:
+        """Returns those that run."""
+
+    async def _all_ended(self, timeout: float | None) -> None:
+        if alive := [task for task in self._running if not task.done()]:
+            await asyncio.wait(alive, timeout=timeout)
+
+
+class LocalWorkers(LocalProcesses):
+    """The workers of a job in which all compute together: the failure of one ends all.
 
     Args:
         workers: they have been started.
@@ -115,6 +156,8 @@ class LocalWorkers:
         tell: sends the leader what is known of the workers before all have ended.
         preempt_codes: exit statuses of workers that were preempted.
     """
+
+    settle = SETTLE
 
     def __init__(
         self,
@@ -130,30 +173,19 @@ class LocalWorkers:
         self._preempt_codes = preempt_codes
         self._failed = False
         self._leave_by = math.inf
-        self._running = {asyncio.create_task(self._attend(worker)): worker for worker in workers}
+        self._running: dict[asyncio.Task[Outcome], Worker] = {
+            asyncio.create_task(self._attend(worker)): worker for worker in workers
+        }
 
     async def wait(self) -> list[Outcome]:
-        """Waits for all of them, and returns how they ended, in order."""
         watch = asyncio.create_task(self._watch())
         try:
-            return list(await asyncio.gather(*self._running))
+            return await super().wait()
         finally:
             watch.cancel()
 
-    async def end(self, number: int, *, settle: float, grace: float) -> None:
-        """Ends those that still run: they have `settle` seconds, get the signal, and `grace` seconds later SIGKILL."""
-        await self._all_ended(settle)
-        for patience, kind in ((grace, number), (None, signal.SIGKILL)):
-            for worker in self._alive():
-                worker.signal(kind)
-            await self._all_ended(patience)
-
     def _alive(self) -> list[Worker]:
         return [worker for task, worker in self._running.items() if not task.done()]
-
-    async def _all_ended(self, timeout: float | None) -> None:
-        if alive := [task for task in self._running if not task.done()]:
-            await asyncio.wait(alive, timeout=timeout)
 
     async def _attend(self, worker: Worker) -> Outcome:
         status, when, asked = await worker.wait()

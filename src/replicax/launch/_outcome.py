@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from replicax._base.errors import listed
+from replicax.launch._environment import Task
 
 # So many lines of its standard error are shown of a worker that ended without a report.
 TAIL_LINES = 30
@@ -23,9 +24,9 @@ _TRACEBACK = 100_000
 
 @dataclass
 class Outcome:
-    """The end of a worker."""
+    """The end of a worker, or of another task."""
 
-    worker: int
+    worker: int  # its number, or that of another task
     host: str  # the address of its machine
     status: int | None  # negative for the signal that killed it; None if nobody knows any more
     when: float  # seconds since the epoch
@@ -37,6 +38,12 @@ class Outcome:
     joins: list[str] = field(default_factory=list)  # the addresses of the job that it has begun to join
     joined: bool = False  # and all of that job were there
     preempted: bool = False  # it has ended, by itself, with an exit status that says that it has saved its state
+    kind: str = "worker"  # of the task
+
+    @property
+    def name(self) -> str:
+        """The name of the task."""
+        return Task(self.kind, self.worker).name
 
     @property
     def failed(self) -> bool:
@@ -64,7 +71,7 @@ class Outcome:
             if outcome.report is not None:
                 outcome.report = _report(outcome.report)
                 outcome.report["time"] = now - outcome.report["time"]
-            texts = (outcome.host, outcome.lost, outcome.address, *outcome.tail, *outcome.joins)
+            texts = (outcome.kind, outcome.host, outcome.lost, outcome.address, *outcome.tail, *outcome.joins)
             numbers = (outcome.worker, 0 if outcome.status is None else outcome.status)
             for kind, values in (
                 (list, (outcome.tail, outcome.joins)),
@@ -153,7 +160,7 @@ def job_outcome(outcomes: Sequence[Outcome]) -> tuple[int, str]:
         return _preempted(outcomes)
     cause = _follow(first, {outcome.worker: outcome for outcome in outcomes})
     statuses = [outcome.status for outcome in (cause, first, *failures) if outcome.status and not outcome.ended]
-    return exit_status(statuses[0]) if statuses else 1, _tell(cause, first, outcomes)
+    return exit_status(statuses[0]) if statuses else 1, tell(cause, first, outcomes)
 
 
 def was_preempted(outcomes: Sequence[Outcome]) -> bool:
@@ -166,7 +173,7 @@ def _preempted(outcomes: Sequence[Outcome]) -> tuple[int, str]:
     if not workers:
         return 0, ""
     status = workers[0].status or 0
-    names = listed([f"worker {outcome.worker}" for outcome in workers])
+    names = listed([outcome.name for outcome in workers])
     return status, f"preempted: {names} ended with exit status {status}."
 
 
@@ -185,15 +192,15 @@ def _follow(witness: Outcome, by_worker: dict[int, Outcome]) -> Outcome:
     return cause
 
 
-def _tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
+def tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
     """Describes the cause, as the report of the first failure (of the witness) shows it, and how the others ended."""
     where = f" on {cause.host}" if len({outcome.host for outcome in outcomes}) > 1 else ""
     report = cause.report
     said = ""
     how = f"failed first{_step(report)}" if cause is witness or report else "is the cause"
-    lines = [f"worker {cause.worker}{where} {how}: {describe(cause)}"]
+    lines = [f"{cause.name}{where} {how}: {describe(cause)}"]
     if cause.status == 0 and cause is witness and not report:
-        waited = listed([f"worker {o.worker}" for o in outcomes if cause.address in o.joins and not o.joined])
+        waited = listed([o.name for o in outcomes if cause.address in o.joins and not o.joined])
         lines[0] += f" before it joined the job, that is, before it made its strategy; {waited} waited for it"
     if cause.status == -signal.SIGKILL and not cause.ended:
         lines[0] += " (the kernel does so when memory runs out)"
@@ -205,7 +212,7 @@ def _tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
     else:
         if witness is not cause and witness.report:
             said = witness.report["message"]
-            lines.append(f"  worker {witness.worker} says: {said}")
+            lines.append(f"  {witness.name} says: {said}")
         if tail := [line for line in cause.tail if not _OF_THE_START.match(line)]:
             lines.append("  The last lines of its standard error:")
             starts = (n for n, line in enumerate(tail) if line.startswith("Traceback (most recent call last)"))
@@ -229,7 +236,7 @@ def _others(cause: Outcome, outcomes: Sequence[Outcome], said: str) -> list[str]
         if outcome is not cause:
             message = outcome.report["message"] if outcome.report else ""
             what = describe(outcome) + (f", {message}" if message not in ("", said) else "")
-            groups.setdefault(what, []).append(f"worker {outcome.worker}")
+            groups.setdefault(what, []).append(outcome.name)
     return [f"  {listed(names)}: {what}" for what, names in groups.items()]
 
 

@@ -95,14 +95,21 @@ class Screen:
         self._changed = threading.Condition()
         threading.Thread(target=self._write_all, name="launch-output", daemon=True).start()
 
-    def writer(self, worker: int, width: int, stream: int, tail: deque[bytes] | None = None) -> Callable[[bytes], None]:
-        """Returns a function that writes a line of a worker's to standard output (1) or error (2), and to the tail.
+    def writer(
+        self, name: str, colour: int, width: int, stream: int, tail: deque[bytes] | None = None
+    ) -> Callable[[bytes], None]:
+        """Returns a function that writes a line of a process to standard output (1) or error (2), and to the tail.
 
-        The names of workers are as wide as the longest one, whose number has `width` digits.
+        Args:
+            name: stands in front of each line.
+            colour: the number of one; further numbers begin with the first again.
+            width: the number of characters of the longest name.
+            stream: 1 or 2.
+            tail: gets the lines as well.
         """
-        prefix = f"[worker {worker}]{' ' * (width - len(str(worker)))} ".encode()
+        prefix = f"[{name}]{' ' * (width - len(name))} ".encode()
         if self._colours[stream]:
-            prefix = b"\x1b[%dm%b\x1b[0m" % (_COLOURS[worker % len(_COLOURS)], prefix)
+            prefix = b"\x1b[%dm%b\x1b[0m" % (_COLOURS[colour % len(_COLOURS)], prefix)
 
         def write(line: bytes) -> None:
             if tail is not None:

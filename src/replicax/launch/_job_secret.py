@@ -1,0 +1,48 @@
+"""The secret of a job with parameter servers, by which its tasks know each other and encrypt what they send."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from replicax._job.channel import join_address
+from replicax._transport.secret import SECRET, SECRET_FILE, is_loopback
+from replicax._transport.secret import job_secret as of_task
+from replicax.launch._environment import LaunchError
+
+
+class Secret(NamedTuple):
+    """The secret of the tasks of one machine.
+
+    Args:
+        digest: tells the launchers of several machines whether they have the same one, without giving it away.
+        environment: variables that the tasks need beside the launcher's own.
+    """
+
+    digest: str
+    environment: dict[str, str]
+
+
+def job_secret(environment: Mapping[str, str], coordinator: tuple[str, int] | None) -> Secret:
+    """Returns the secret that the user gave or, for a job on a single machine, a new one.
+
+    The launchers' own connections are not encrypted, so that no secret travels by them.
+
+    Raises:
+        LaunchError: there are several machines, and no secret.
+        JobError: the secret's file cannot be read.
+    """
+    given = bool(environment.get(SECRET, "").strip() or environment.get(SECRET_FILE, "").strip())
+    if coordinator is None:
+        return Secret("", {} if given else {SECRET: secrets.token_hex(32)})
+    where = join_address(*coordinator)
+    if not (given or is_loopback(where)):
+        raise LaunchError(
+            f"Tasks on several machines need a secret, the same on each of them. Make one with "
+            f'`python -c "import secrets; print(secrets.token_hex())" > job-secret; chmod 600 job-secret`, copy the '
+            f"file to each machine, and set {SECRET_FILE} to its path there (or {SECRET} to its content)."
+        )
+    secret = of_task([where])
+    return Secret("none" if secret is None else hmac.digest(secret, b"replicax launch", "sha256").hex(), {})

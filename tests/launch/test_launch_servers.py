@@ -1,0 +1,383 @@
+"""`replicax launch` with parameter servers: chief, workers, servers and evaluator, on one machine and on several."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import textwrap
+
+import pytest
+from launching import Launch
+from test_launch_machines import machines
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+# Each task tells the chief what it is, and gets an answer: it ends with that status, or waits for ever.
+TALK = """
+import socket
+config = json.loads(os.environ["TF_CONFIG"])
+kind, cluster = config["task"]["type"], config["cluster"]
+name, restarts = f"{kind} {task}", int(os.environ["REPLICAX_TASK_RESTART_COUNT"])
+host, port = cluster["chief"][0].rsplit(":", 1)
+
+class Chief:
+    def __init__(self):
+        self.listener = socket.create_server((host, int(port)))
+        self.waiting = {}
+
+    def hear(self, *names):
+        while not set(names) <= set(self.waiting):
+            connection, _ = self.listener.accept()
+            name, address = connection.makefile().readline().split(",")
+            kind, number = name.split(".")[0].split()
+            assert address.strip() == (cluster[kind][int(number)] if kind in cluster else "none")
+            self.waiting[name] = connection
+
+    def end(self, name, status):
+        self.waiting.pop(name).sendall(f"{status}\\n".encode())
+
+def serve():
+    while True:
+        try:
+            chief = socket.create_connection((host, int(port)))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+    address = cluster[kind][task] if kind in cluster else "none"
+    chief.sendall(f"{name}.{restarts},{address}\\n".encode())
+    if answer := chief.makefile().readline():
+        os.kill(os.getpid(), -int(answer)) if int(answer) < 0 else sys.exit(int(answer))
+    for_ever()
+"""
+
+
+def launched(folder, options, program, **kwargs):
+    """A launcher of `of_chief(program)`."""
+    return Launch(folder, options, of_chief(program), **kwargs)
+
+
+def of_chief(program):
+    """A program whose chief runs this one, and whose other tasks `serve`."""
+    chief = textwrap.indent(textwrap.dedent(program), "    ")
+    return f"{TALK}\nif kind == 'chief':\n    chief = Chief()\n{chief}\nelse:\n    serve()\n"
+
+
+def told(launch):
+    prefix = "replicax launch: "
+    return [line.removeprefix(prefix) for line in launch.err.splitlines() if line.startswith(prefix)]
+
+
+PRINTS = """
+config = json.loads(os.environ["TF_CONFIG"])
+secrets = [os.environ.get("REPLICAX_JOB_SECRET"), os.environ.get("REPLICAX_JOB_SECRET_FILE")]
+print(json.dumps([config, secrets, sys.argv[1:]]))
+print("to the other stream", file=sys.stderr)
+if config["task"]["type"] == "chief":
+    wait_for("go")
+else:
+    for_ever()
+"""
+TASKS = ["chief 0", "evaluator 0", "ps 0", "ps 1", "worker 0", "worker 1", "worker 2"]
+
+
+def shown(launch):
+    """The value that each task printed, by its name."""
+    found = re.findall(r"^\[(\w+ \d+)\] +(\[.*\])$", launch.out, re.MULTILINE)
+    return {name: eval(text, {"null": None}) for name, text in found}
+
+
+@pytest.mark.parametrize("given", [{}, {"REPLICAX_JOB_SECRET": "mine"}, {"REPLICAX_JOB_SECRET_FILE": "/a/file"}])
+def test_each_task_gets_its_place_in_the_cluster_and_the_secret(given, tmp_path):
+    unset = {"REPLICAX_JOB_SECRET": None, "REPLICAX_JOB_SECRET_FILE": None}
+    options = "--workers 3 --ps 2 --evaluator"
+    with Launch(tmp_path, options, PRINTS, "--rate", "1", env={**unset, **given}) as launch:
+        launch.until(lambda: len(shown(launch)) == len(TASKS), "a line of each task")
+        launch.wait_for("to the other stream", len(TASKS))
+        (launch.folder / "go").touch()
+        assert launch.wait() == 0, launch.output
+    assert not told(launch)
+    values = shown(launch)
+    assert sorted(values) == TASKS
+    assert all(f"[{name}]".ljust(14) + "to the other stream" in launch.err.splitlines() for name in TASKS)
+    cluster = values["chief 0"][0]["cluster"]
+    assert {kind: len(addresses) for kind, addresses in cluster.items()} == {"chief": 1, "worker": 3, "ps": 2}
+    addresses = [address for some in cluster.values() for address in some]
+    assert len(set(addresses)) == 6 and all(re.fullmatch(r"127\.0\.0\.1:\d+", address) for address in addresses)
+    for name, (config, (secret, file), arguments) in values.items():
+        kind, number = name.split()
+        assert config == {"cluster": cluster, "task": {"type": kind, "index": int(number)}}
+        assert arguments == ["--rate", "1"]
+        assert (secret, file) == (given.get("REPLICAX_JOB_SECRET", secret), given.get("REPLICAX_JOB_SECRET_FILE"))
+    (secret,) = {secret for _, (secret, _), _ in values.values()}  # the same everywhere
+    assert given or re.fullmatch("[0-9a-f]{64}", secret)
+    assert secret is None or secret not in launch.err
+
+
+def test_the_end_of_the_chief_is_that_of_the_job(tmp_path):
+    program = """
+    chief.hear("worker 0.0", "worker 1.0", "ps 0.0", "evaluator 0.0")
+    """
+    with launched(tmp_path, "--workers 2 --ps 1 --evaluator", program) as launch:
+        assert launch.wait() == 0, launch.output
+        launch.nothing_left()
+    assert launch.err == ""
+
+
+def test_a_task_that_ignores_the_request_to_end_is_killed(tmp_path):
+    program = """
+    if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "ps":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        Path("deaf").touch()
+        for_ever()
+    wait_for("deaf")
+    """
+    with Launch(tmp_path, "--workers 1 --ps 1 --grace 0.2", program) as launch:
+        assert launch.wait() == 0, launch.output
+        launch.nothing_left()
+
+
+def test_a_failure_of_the_chief_is_told_and_the_others_are_ended(tmp_path):
+    program = """
+    chief.hear("worker 0.0", "ps 0.0")
+    raise ValueError("boom")
+    """
+    with launched(tmp_path, "--workers 1 --ps 1", program) as launch:
+        assert launch.wait() == 1, launch.output
+    lines = launch.err[launch.err.index("replicax launch: ") :].splitlines()
+    assert lines[:2] == [
+        "replicax launch: chief 0 failed first: exit status 1",
+        "  The last lines of its standard error:",
+    ]
+    assert lines[-2:] == ["    ValueError: boom", "  ps 0 and worker 0: ended by the launcher (killed by SIGTERM)"]
+
+
+@pytest.mark.parametrize("name, answer", [("worker 0", 5), ("ps 1", 5), ("evaluator 0", 5), ("worker 1", -9)])
+def test_a_task_that_fails_is_restarted_at_its_address_while_the_others_go_on(name, answer, tmp_path):
+    program = f"""
+    others = {{"worker 0.0", "worker 1.0", "ps 0.0", "ps 1.0", "evaluator 0.0"}}
+    chief.hear(*others)
+    chief.end("{name}.0", {answer})
+    chief.hear("{name}.1")
+    assert set(chief.waiting) == others - {{"{name}.0"}} | {{"{name}.1"}}
+    """
+    with launched(tmp_path, "--workers 2 --ps 2 --evaluator", program) as launch:
+        assert launch.wait() == 0, launch.output
+    how = "killed by SIGKILL" if answer < 0 else "exit status 5"
+    assert told(launch) == [f"{name} failed: {how}. It alone is restarted (restart 1 of at most 3)."]
+
+
+def test_a_task_that_ends_before_the_chief_is_told_and_not_restarted(tmp_path):
+    program = """
+    chief.hear("worker 0.0", "worker 1.0", "ps 0.0")
+    chief.end("worker 1.0", 0)
+    wait_for("told")
+    """
+    with launched(tmp_path, "--workers 2 --ps 1", program) as launch:
+        launch.wait_for("worker 1 ended with exit status 0, before the chief; it is not restarted.")
+        (launch.folder / "told").touch()
+        assert launch.wait() == 0, launch.output
+    assert len(told(launch)) == 1
+
+
+def test_the_job_goes_on_without_a_worker_that_fails_again_and_again(tmp_path):
+    program = """
+    for k in range(2):
+        chief.hear(f"worker 1.{k}", "worker 0.0", "ps 0.0")
+        chief.end(f"worker 1.{k}", 6)
+    wait_for("told")
+    chief.end("worker 0.0", 0)
+    """
+    with launched(tmp_path, "--workers 2 --ps 1 --max-task-restarts 1", program) as launch:
+        launch.wait_for("It is not restarted any more (--max-task-restarts 1).")
+        (launch.folder / "told").touch()
+        assert launch.wait() == 0, launch.output
+    assert told(launch) == [
+        "worker 1 failed: exit status 6. It alone is restarted (restart 1 of at most 1).",
+        "worker 1 failed: exit status 6. It is not restarted any more (--max-task-restarts 1).",
+    ]
+
+
+def test_the_job_ends_without_any_worker(tmp_path):
+    program = """
+    chief.hear("worker 0.0", "worker 1.0", "ps 0.0")
+    chief.end("worker 1.0", 6)
+    chief.end("worker 0.0", 7)
+    for_ever()
+    """
+    with launched(tmp_path, "--workers 2 --ps 1 --max-task-restarts 0", program) as launch:
+        assert launch.wait() in (6, 7), launch.output
+    assert re.search("worker [01] failed first: exit status [67]\n", launch.err)
+    assert "  chief 0 and ps 0: ended by the launcher (killed by SIGTERM)\n" in launch.err
+
+
+def test_the_job_ends_without_one_of_its_servers(tmp_path):
+    program = """
+    chief.hear("worker 0.0", "ps 0.0", "ps 1.0")
+    chief.end("ps 1.0", 8)
+    for_ever()
+    """
+    with launched(tmp_path, "--workers 1 --ps 2 --max-task-restarts 0", program) as launch:
+        assert launch.wait() == 8, launch.output
+    assert "replicax launch: ps 1 failed first: exit status 8\n" in launch.err
+
+
+def test_all_tasks_are_restarted_when_the_chief_fails(tmp_path):
+    """As where a server was lost: what it held is in the checkpoint from which the chief begins again."""
+    program = """
+    print(attempt, cluster)
+    chief.hear("worker 0.0", "ps 0.0")
+    if attempt == 0:
+        chief.end("ps 0.0", 1)
+        chief.hear("ps 0.1")
+        sys.exit(9)
+    sys.exit(42 if attempt == 1 else 0)
+    """
+    with launched(tmp_path, "--workers 1 --ps 1 --max-restarts 1", program) as launch:
+        assert launch.wait() == 0, launch.output
+    assert told(launch) == [
+        "ps 0 failed: exit status 1. It alone is restarted (restart 1 of at most 3).",
+        "chief 0 failed first: exit status 9",
+        "restart 1 of at most 1",
+        "preempted: chief 0 ended with exit status 42.",
+        "restart after a preemption",
+    ]
+    starts = [line.split(" ", 1) for line in re.findall(r"^\[chief 0\] +(.*)$", launch.out, re.MULTILINE)]
+    assert [attempt for attempt, _ in starts] == ["0", "1", "2"]
+    assert len({cluster for _, cluster in starts}) == 3  # new ports each time
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_to_the_launcher_ends_all_tasks(name, tmp_path):
+    with Launch(tmp_path, "--workers 2 --ps 1 --max-restarts 1", "print('ready')\nfor_ever()") as launch:
+        launch.wait_for("ready", 4)
+        launch.signal(getattr(signal, name))
+        assert launch.wait() == 128 + getattr(signal, name), launch.output
+        launch.nothing_left()
+    assert f"{name}: the tasks have 30 s to end" in launch.err
+    assert f"interrupted by {name}; all workers have ended" in launch.err
+    assert "restart" not in launch.err
+
+
+def test_a_second_interrupt_kills_all_tasks_at_once(tmp_path):
+    program = "signal.signal(signal.SIGINT, lambda *_: print('not yet'))\nprint('ready')\nfor_ever()"
+    with Launch(tmp_path, "--workers 1 --ps 1", program) as launch:
+        launch.wait_for("ready", 3)
+        launch.signal(signal.SIGINT)
+        launch.wait_for("not yet", 3)
+        launch.signal(signal.SIGINT)
+        assert launch.wait(20.0) == 128 + signal.SIGINT, launch.output
+        launch.nothing_left()
+
+
+def test_the_death_of_the_launcher_ends_all_tasks(tmp_path):
+    with Launch(tmp_path, "--workers 1 --ps 1", "print('ready')\nfor_ever()") as launch:
+        launch.wait_for("ready", 3)
+        launch.signal(signal.SIGKILL)
+        assert launch.wait() == -signal.SIGKILL
+        launch.nothing_left()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ("--workers 1 --evaluator", "--evaluator is for jobs with parameter servers, and needs --ps."),
+        ("--workers 1 --max-task-restarts 1", "--max-task-restarts is for jobs with parameter servers"),
+        ("--workers 1 --ps 0", "argument --ps: expected a whole number, at least 1; got '0'"),
+        (
+            "--workers 2 --ps 1 --coordinator 192.0.2.1:4000 --worker-rank 0",
+            "Tasks on several machines need a secret, the same on each of them.",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, message, tmp_path):
+    unset = {"REPLICAX_JOB_SECRET": None, "REPLICAX_JOB_SECRET_FILE": None}
+    with Launch(tmp_path, options, "print('started')", env=unset) as launch:
+        assert launch.wait() == 2
+    assert message in launch.err and not launch.out
+
+
+# Several machines.
+
+SECRET = {"REPLICAX_JOB_SECRET": "of these tests"}
+
+
+def test_tasks_are_spread_over_the_machines_and_end_with_the_chief(tmp_path):
+    program = of_chief("""
+    chief.hear("worker 0.0", "worker 1.0", "worker 2.0", "ps 0.0", "ps 1.0", "ps 2.0", "evaluator 0.0")
+    chief.end("worker 1.0", 3)
+    chief.end("ps 1.0", 4)
+    chief.hear("worker 1.1", "ps 1.1")
+    """)
+    ranks = ["1 --workers-here 2", "0"]
+    options = "--workers 3 --ps 3 --evaluator"
+    program = program.replace("kind, cluster =", "print('started')\nkind, cluster =")
+    with machines(tmp_path, ranks, program, options, SECRET) as launches:
+        assert [launch.wait() for launch in launches] == [0, 0], [launch.output for launch in launches]
+    names = [set(re.findall(r"^\[(\w+ \d+)\] +started", launch.out, re.MULTILINE)) for launch in launches]
+    assert names == [{"worker 1", "worker 2", "ps 1"}, {"chief 0", "evaluator 0", "worker 0", "ps 0", "ps 2"}]
+    assert sorted(told(launches[0])) == [
+        "ps 1 failed: exit status 4. It alone is restarted (restart 1 of at most 3).",
+        "worker 1 failed: exit status 3. It alone is restarted (restart 1 of at most 3).",
+    ]
+    assert launches[1].err == ""
+
+
+def test_a_failure_of_the_chief_is_told_on_all_machines(tmp_path):
+    program = of_chief('chief.hear("worker 0.0", "worker 1.0", "ps 0.0")\nsys.exit(attempt + 4)')
+    with machines(tmp_path, ["0", "1"], program, "--workers 2 --ps 1 --max-restarts 1", SECRET) as launches:
+        assert [launch.wait() for launch in launches] == [5, 5], [launch.output for launch in launches]
+    for launch in launches:
+        assert told(launch) == [
+            "chief 0 failed first: exit status 4", "restart 1 of at most 1", "chief 0 failed first: exit status 5"
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options, env, message",
+    [
+        ("--ps 1", {"REPLICAX_JOB_SECRET": "another"}, "Its job has another secret"),
+        ("--ps 1", {"REPLICAX_JOB_SECRET": "none"}, "Its job has another secret"),
+        ("--ps 2", {}, "It has --ps 2, but the launcher of worker 0 has 1."),
+        ("", {}, "It has --ps 0, but the launcher of worker 0 has 1."),
+    ],
+)
+def test_launchers_that_disagree_are_told(options, env, message, tmp_path):
+    with machines(tmp_path, ["0"], "print('started')", "--workers 2 --ps 1 --start-timeout 5", SECRET) as (zero,):
+        coordinator = re.findall(r"127\.0\.0\.1:\d+", " ".join(map(str, zero._process.args)))[0]
+        others = f"--workers 2 {options} --coordinator {coordinator} --worker-rank 1"
+        with Launch(tmp_path, others, "print('started')", env={**SECRET, **env}) as one:
+            assert one.wait() == 2, one.output
+            assert message in one.err
+        assert zero.wait() == 2 and not zero.out
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_the_job_goes_on_without_a_machine_that_has_no_server(servers, tmp_path):
+    """With two servers the lost machine has one of them, and the job ends."""
+    program = of_chief("""
+    chief.hear("worker 0.0", "worker 1.0", "ps 0.0")
+    print("ready")
+    wait_for("go")
+    """)
+    with machines(tmp_path, ["0", "1"], program, f"--workers 2 --ps {servers}", SECRET) as (zero, one):
+        zero.wait_for("ready")
+        one.signal(signal.SIGKILL)
+        assert one.wait() == -signal.SIGKILL
+        if servers == 1:
+            one.nothing_left()
+            (zero.folder / "go").touch()
+            assert zero.wait() == 0, zero.output
+        else:
+            assert zero.wait() == 1, zero.output
+            assert "replicax launch: ps 1 failed first: its launcher was lost" in zero.err
+
+
+def test_a_launcher_whose_leader_is_lost_ends_its_tasks(tmp_path):
+    program = of_chief('chief.hear("worker 0.0", "worker 1.0", "ps 0.0")\nprint("ready")\nfor_ever()')
+    with machines(tmp_path, ["0", "1"], program, "--workers 2 --ps 1", SECRET) as (zero, one):
+        zero.wait_for("ready")
+        zero.signal(signal.SIGKILL)
+        assert zero.wait() == -signal.SIGKILL
+        assert one.wait() == 2, one.output
+    assert "The launcher of worker 0, at 127.0.0.1:" in one.err
