@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from launching import Launch
-from processes import Ended, Workers
+from processes import Ended, Workers, told_by
 
 STEPS = 12
 INTERVAL = 3
@@ -214,3 +214,66 @@ def test_a_job_that_the_launcher_restarts_goes_on_to_the_bit(tmp_path):
     with Launch(tmp_path, "--workers 2 --max-restarts 1", HEAD + PLAIN, env=env) as launch:
         assert launch.wait(timeout=240) == 0, launch.output
     check(told(tmp_path / "undisturbed", 2), told(tmp_path / "killed", 2))
+
+
+ELASTIC = """
+import json, os, pathlib
+import jax, numpy as np
+import replicax as rx
+
+folder, batches, kind = json.loads(os.environ["RESUME"])
+strategy = rx.MultiWorkerMirroredStrategy() if "TF_CONFIG" in os.environ else rx.MirroredStrategy()
+resolver = strategy.cluster_resolver
+me = (resolver.task_id or 0) if resolver is not None else 0
+data = rx.data.Dataset.range(50).map(lambda x: x + 100).shuffle(20).repeat().batch(12)
+if kind == "function":
+    distributed = strategy.distribute_datasets_from_function(lambda context: data)
+else:
+    distributed = strategy.experimental_distribute_dataset(data)
+iterator = iter(distributed)
+checkpoint = rx.train.Checkpoint(iterator=iterator)
+manager = rx.train.CheckpointManager(checkpoint, pathlib.Path(folder) / "saved", max_to_keep=1)
+manager.restore_or_initialize()
+rows = [[np.asarray(part).tolist() for part in strategy.experimental_local_results(next(iterator))]
+        for _ in range(batches)]
+manager.save()
+if kind == "data" and batches == 4:  # so that what would have come is known
+    rows += [[np.asarray(part).tolist() for part in strategy.experimental_local_results(next(iterator))]
+             for _ in range(6)]
+print("told", json.dumps(["", "rows", rows]), flush=True)
+"""
+
+
+def global_batches(workers: list[dict[str, list[list[list[int]]]]]) -> list[list[int]]:
+    """Returns the batches, of which replica i is the (i // workers)-th of worker i % workers."""
+    rounds = zip(*(worker["rows"] for worker in workers))
+    return [sum(sum(map(list, zip(*parts)), []), []) for parts in rounds]
+
+
+def elastic(folder: Path, workers: int, batches: int, kind: str = "data") -> tuple[list[list[int]], str]:
+    folder.mkdir(exist_ok=True)
+    env = {"RESUME": json.dumps([str(folder), batches, kind])}
+    alone = {"TF_CONFIG": None} if workers == 1 else {}
+    with Workers(folder / f"job{batches}.{workers}", workers, ELASTIC, env={**env, **alone}, devices=2) as job:
+        done = job.join(timeout=120)
+    return global_batches(told_by(done)[""]), done[0].stderr
+
+
+def test_positions_are_carried_over_to_another_number_of_workers(tmp_path):
+    """Each step's global batch is the same for any number of workers, where batches are divided (DATA)."""
+    before, _ = elastic(tmp_path, 2, 4)
+    taken, coming = before[:4], before[4:]
+    assert sorted(sum(taken, [])[:48]) != sum(taken, [])[:48] and len(coming) == 6
+    after, said = elastic(tmp_path, 3, 2)
+    assert after == coming[:2] and "Warning" not in said
+    after, said = elastic(tmp_path, 1, 3)
+    assert after == coming[2:5] and "Warning" not in said
+    after, said = elastic(tmp_path, 2, 1)
+    assert after == coming[5:] and "Warning" not in said
+
+
+def test_positions_of_data_of_each_worker_are_not_carried_over(tmp_path):
+    elastic(tmp_path, 2, 4, "function")
+    _, said = elastic(tmp_path, 1, 1, "function")
+    assert said.count("was saved by 2 processes and there are 1 now") == 1
+    assert "elements that were taken before come again" in said

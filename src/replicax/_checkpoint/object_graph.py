@@ -210,7 +210,19 @@ class PositionLeaf:
 
     def unpack(self, text: str) -> None:
         """Moves the iterator to a position of `packed`."""
-        self.owner.restore_state(_decoded(json.loads(zlib.decompress(base64.b64decode(text)))))
+        self.owner.restore_state(_unpacked(text))
+
+    def carried_over(self, texts: Sequence[str]) -> str | None:
+        """Returns which position of another number of processes holds here; None where none does."""
+        if not _has(self.owner, "_carried_over"):
+            return None
+        states = list(map(_unpacked, texts))
+        state = self.owner._carried_over(states)  # type: ignore[attr-defined]
+        return None if state is None else texts[states.index(state)]
+
+
+def _unpacked(text: str) -> Any:
+    return _decoded(json.loads(zlib.decompress(base64.b64decode(text))))
 
 
 CheckpointLeaf: TypeAlias = PytreeLeaf | PositionLeaf

@@ -145,12 +145,16 @@ class Restoration:
             return {(): positions[0]}
         if len(positions) == count:
             return {(): positions[jax.process_index()]}
+        if (carried := leaf.carried_over(positions)) is not None:
+            return {(): carried}
         if leaf.identity in self._stay:
             return None
         self._stay[leaf.identity] = leaf
         warnings.warn(
-            f"{name_in_messages(node.names)} was saved by {len(positions)} processes and there are "
-            f"{count} now, to which its position in the data cannot be carried over. It stays where it is.",
+            f"{name_in_messages(node.names)} was saved by {len(positions)} processes and there are {count} now, to "
+            "which its position in the data cannot be carried over, since each process has data of its own (files, or "
+            "a dataset that was made for it). It stays where it is: elements that were taken before come again. With "
+            "`experimental_distribute_dataset` and AutoShardPolicy.DATA it goes on exactly.",
             stacklevel=2,
         )
         return None

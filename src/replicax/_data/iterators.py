@@ -18,7 +18,7 @@ from replicax._data.calls import ending
 from replicax._data.elements import Nested, as_tensor
 from replicax._data.multi_step import Block, stack_on_devices
 from replicax._data.prefetch import Lock, advancing, on_behalf_of
-from replicax._data.reading import Reading, StatefulNode, state_from_bytes, state_to_bytes
+from replicax._data.reading import Position, Reading, StatefulNode, state_from_bytes, state_to_bytes
 from replicax._data.specs import host_spec, tensor_spec
 
 _P = ParamSpec("_P")
@@ -296,7 +296,7 @@ class DatasetIterator(ElementIterator):
 
     def save_state(self) -> bytes:
         """Returns the position of the iterator: some numbers, however large the dataset is."""
-        return state_to_bytes(self._position, [self._reading])
+        return state_to_bytes(Position(self._position), [self._reading])
 
     def restore_state(self, state: bytes) -> None:
         """Continues at the position of the iterator whose `save_state` returned `state`.
@@ -311,7 +311,7 @@ class DatasetIterator(ElementIterator):
             InvalidArgumentError: `state` is no such state, or of another dataset; the iterator stays as it was.
         """
         position, (reading,) = state_from_bytes(state, [self._reading])
-        self._begin(Reading(self._dataset._nodes, saved=reading), position)
+        self._begin(Reading(self._dataset._nodes, saved=reading), position.elements)
 
 
 def _as_numpy(array: Leaf) -> Leaf:

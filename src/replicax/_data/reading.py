@@ -14,7 +14,7 @@ import json
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -276,9 +276,29 @@ class CachedElements(StatefulNode):
         self._items, self._filled = items, {**before, "met": dict(own.state()["met"])}
 
 
-def state_to_bytes(position: int, readings: Sequence[Reading]) -> bytes:
+class Position(NamedTuple):
+    """The place of an iterator in its dataset.
+
+    Attributes:
+        elements: how many it has given.
+        each: how many elements of the dataset each of them was made of.
+        of_all: whether the elements are those of all workers, of which each got its shares.
+    """
+
+    elements: int
+    each: int = 1
+    of_all: bool = False
+
+
+def state_to_bytes(position: Position, readings: Sequence[Reading]) -> bytes:
     """Returns the state of an iterator as bytes."""
-    state = {"format": _FORMAT, "position": position, "readings": [reading.state() for reading in readings]}
+    state = {
+        "format": _FORMAT,
+        "position": position.elements,
+        "each": position.each,
+        "of_all": position.of_all,
+        "readings": [reading.state() for reading in readings],
+    }
     return json.dumps({"state": state, "checksum": _checksum(state)}, separators=(",", ":")).encode()
 
 
@@ -286,8 +306,8 @@ def _checksum(state: State) -> int:
     return zlib.crc32(json.dumps(state, sort_keys=True).encode())
 
 
-def state_from_bytes(state: object, readings: Sequence[Reading]) -> tuple[int, list[State]]:
-    """Returns the position and the readings' states that `state_to_bytes` wrote, of readings of the same nodes."""
+def parsed(state: object) -> tuple[Position, list[State]]:
+    """Returns the position and the readings' states that `state_to_bytes` wrote."""
     try:
         told = json.loads(state if isinstance(state, bytes | bytearray | str) else bytes(np.asarray(state)))
         found = told["state"]
@@ -295,12 +315,18 @@ def state_from_bytes(state: object, readings: Sequence[Reading]) -> tuple[int, l
             raise ValueError("the checksum does not fit")
         if found["format"] != _FORMAT:
             raise ValueError(found["format"])
-        position, saved = int(found["position"]), list(found["readings"])
+        position = Position(int(found["position"]), int(found.get("each", 1)), bool(found.get("of_all")))
+        return position, list(found["readings"])
     except (ValueError, TypeError, KeyError) as e:
         raise InvalidArgumentError(
             f"restore_state takes what save_state returned, got {received(state)}, which is "
             f"no such state, or is damaged ({e})."
         ) from e
+
+
+def state_from_bytes(state: object, readings: Sequence[Reading]) -> tuple[Position, list[State]]:
+    """Returns the position and the readings' states that `state_to_bytes` wrote, of readings of the same nodes."""
+    position, saved = parsed(state)
     own = [reading.nodes for reading in readings]
     if len(saved) != len(own) or not all(map(reading_fits, saved, own)):
         raise InvalidArgumentError(

@@ -15,7 +15,7 @@ from replicax._base.types import AutoShardPolicy, InputOptions, InputReplication
 from replicax._data import iterators
 from replicax._data.calls import fold
 from replicax._data.dataset import Dataset
-from replicax._data.reading import Reading
+from replicax._data.reading import Position, Reading
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, tensor_spec
 from replicax._input.agreement import Round, Worker, all_static
 from replicax._input.iterator import DistributedIterator
@@ -101,7 +101,10 @@ class DistributedDataset(PlacedRounds):
         return Shares(self._source._make(reading, start), self._total, self._worker)
 
     def _shares_one_order(self) -> bool:
-        return self._worker.size > 1 and self._batch_size is None and self._share == (1, 0)
+        return self._worker.size > 1 and self._told(0).of_all
+
+    def _told(self, rounds: int) -> Position:
+        return Position(rounds, of_all=self._batch_size is None and self._share == (1, 0))
 
     def _shapes_follow(self) -> bool:
         spec = self._source._spec(False)

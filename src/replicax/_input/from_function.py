@@ -8,7 +8,7 @@ import numpy as np
 
 from replicax._base.types import InputContext, InputOptions, InputReplicationMode, Tree
 from replicax._data.calls import call_user
-from replicax._data.reading import Reading
+from replicax._data.reading import Position, Reading
 from replicax._data.specs import UNKNOWN_CARDINALITY
 from replicax._input.agreement import Round, Worker, all_static, empty
 from replicax._input.distributed_dataset import DistributedDataset
@@ -68,6 +68,9 @@ class DistributedDatasetsFromFunction(DistributedDataset):
 
     def _shares_one_order(self) -> bool:
         return False
+
+    def _told(self, rounds: int) -> Position:
+        return Position(rounds, each=1 if len(self._sources) == self._num_replicas else self._num_replicas)
 
     def _shapes_follow(self) -> bool:
         specs = [source._spec(False) for source in self._sources]

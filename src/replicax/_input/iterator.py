@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replicax._base.messages import received
@@ -11,7 +11,7 @@ from replicax._base.types import Tree
 from replicax._data.iterators import ElementIterator, exclusive
 from replicax._data.multi_step import Demand
 from replicax._data.prefetch import Buffer
-from replicax._data.reading import Reading, state_from_bytes, state_to_bytes
+from replicax._data.reading import Reading, parsed, state_from_bytes, state_to_bytes
 from replicax._input.agreement import Iteration
 from replicax._input.placed_rounds import PlacedRounds
 from replicax._input.sources import Distributed
@@ -88,14 +88,15 @@ class DistributedIterator(ElementIterator, Distributed):
 
         Each worker saves its own.
         """
-        return state_to_bytes(self._position, self._readings)
+        return state_to_bytes(self._dataset._told(self._position), self._readings)
 
     def restore_state(self, state: bytes) -> None:
         """Continues at the position of the iterator whose `save_state` returned `state`.
 
-        See `DatasetIterator.restore_state`. The iterator may be one of another process, over the same dataset and as
-        many replicas. All workers restore together.
-        Datasets of other libraries are gone through once more up to that place.
+        See `DatasetIterator.restore_state`. The iterator may be one of another process, over the same dataset. All
+        workers restore together. Datasets of other libraries are gone through once more up to that place. With another
+        number of replicas, where each gets elements of its own (`distribute_datasets_from_function`), the elements of
+        a round that is not complete come again.
 
         Raises:
             InvalidArgumentError: `state` is no such state, or of another dataset; the iterator stays as it was.
@@ -113,7 +114,13 @@ class DistributedIterator(ElementIterator, Distributed):
         self._refuse_own_functions()
         position, saved = state_from_bytes(state, self._readings)
         self.close(timeout=0)  # a thread that waits for an element stops waiting
-        self._begin(self._dataset._readings(saved), position)
+        self._begin(self._dataset._readings(saved), self._dataset._taken(position))
+
+    def _carried_over(self, states: Sequence[bytes]) -> bytes | None:
+        """Returns what to restore of the states of another number of workers; None where none of it says it."""
+        told = {parsed(state)[0] for state in states}
+        same_for_all = self._dataset._told(0).of_all and len(told) == 1 and told.pop().of_all
+        return states[0] if same_for_all else None
 
     def close(self, timeout: float | None = None) -> None:
         """Ends the iteration, drops what is in the buffer, and waits for the background thread.

@@ -21,7 +21,7 @@ from replicax._base.types import InputOptions, Tree
 from replicax._data.dataset import Dataset
 from replicax._data.multi_step import Block, Demand, stack_on_host
 from replicax._data.prefetch import is_small
-from replicax._data.reading import Reading
+from replicax._data.reading import Position, Reading
 from replicax._input.agreement import Iteration, Round, Worker, agreed, one_order
 from replicax._input.sources import Distributed
 from replicax._input.split import ALONE, Shares
@@ -58,6 +58,15 @@ class PlacedRounds(Distributed, abc.ABC):
     @abc.abstractmethod
     def _rounds(self, readings: list[Reading], start: int) -> Iterator[Round]:
         """Returns this worker's parts from round `start` on, as far as it can tell by itself."""
+
+    def _told(self, rounds: int) -> Position:
+        """Returns the place of an iterator that has given so many rounds."""
+        return Position(rounds)
+
+    def _taken(self, position: Position) -> int:
+        """Returns the number of rounds that an iterator at a position of `_told`, of whatever dataset, has given."""
+        each = self._told(0).each
+        return position.elements * position.each // each
 
     @abc.abstractmethod
     def _shares_one_order(self) -> bool:
