@@ -7,12 +7,33 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import export
 
+import replicax as rx
 from replicax._engine.program_inputs import leaves_of
 from replicax._parameter_server.cut import Cut, Part, ServedLeaf, Take, cut
 from replicax._parameter_server.cut_graph import nbytes
 from replicax._tracing.dataset_reads import element_arrays
+
+
+@pytest.fixture(autouse=True)
+def unpacked():
+    """Has each leaf of a variable go in and come out by itself."""
+    rx.config.optimize_programs(False)
+    yield
+    rx.config.optimize_programs(True)
+
+
+def normal(*shape, seed=0):
+    """Numbers that are the same in each run."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def variable(value):
+    """A variable that stands on one device."""
+    with rx.OneDeviceStrategy("CPU:0").scope():
+        return rx.Variable(value)
 
 
 class Outcome(NamedTuple):
@@ -29,12 +50,15 @@ class Outcome(NamedTuple):
     operands: list[list[jax.Array]]  # of the callbacks
 
 
-def served(program, servers=1, sharded=()):
-    """The leaves of a program, each variable's on one server in turn; those of a shape in `sharded` over all."""
-    variables, found = {}, []
+def served(program, servers=1, sharded=(), together=False):
+    """The leaves of a program: those of a shape in `sharded` over all servers, the others on one of them.
+
+    The leaves of one variable are together or, with `together`, those of one shape.
+    """
+    keys, found = {}, []
     for leaf in leaves_of(program.level):
         aval = leaf.storage.leaf_types(False)[leaf.leaf]
-        server = variables.setdefault(id(leaf.variable), len(variables)) % servers
+        server = keys.setdefault(aval.shape if together else id(leaf.variable), len(keys)) % servers
         size = aval.shape[0] if aval.shape else 1
         parts = (Part(server, 0, size),)
         if tuple(aval.shape) in sharded and servers > 1:
@@ -44,18 +68,18 @@ def served(program, servers=1, sharded=()):
     return found
 
 
-def cut_of(function, args, servers=1, sharded=()):
+def cut_of(function, args, servers=1, sharded=(), together=False, leaves=None):
     """The parts of a `rx.function` with these arguments, the program, its leaves and its call."""
     program, call = function._program(args, {})
-    leaves = served(program, servers, sharded)
+    leaves = served(program, servers, sharded, together) if leaves is None else leaves
     others = [slot for read in program.reads for slot in read.slots]
     outputs = range(program._state_count, len(program.jaxpr.out_avals))
     return cut(program.jaxpr, leaves, others, list(outputs)), program, leaves, call
 
 
-def simulate(function, args=(), servers=1, sharded=(), exported=False):
+def simulate(function, args=(), servers=1, sharded=(), exported=False, together=False):
     """Runs the parts and the whole for the variables' present values."""
-    parts, program, leaves, call = cut_of(function, args, servers, sharded)
+    parts, program, leaves, call = cut_of(function, args, servers, sharded, together)
     values = [leaf.variable._storage.read()[leaf.leaf] for leaf in leaves_of(program.level)]
     pulled = [jnp.asarray(x) for read in program.reads for x in element_arrays(read.element)]
     news, results = program._taped(

@@ -124,8 +124,9 @@ class _Cutting:
         for op in ops:
             if op.stays or not op.outputs or step_of(Node(op.outputs[0])) is None:
                 read |= op.leaves
-        sizes = [0 if old is None else old.nbytes for old in self._olds]
-        return lambda leaves: sum(size for i, size in enumerate(sizes) if (leaves & ~read) >> i & 1)
+        sizes = {1 << i: old.nbytes for i, old in enumerate(self._olds) if old is not None and not read >> i & 1}
+        others = sum(sizes)
+        return lambda leaves: sum(size for bit, size in sizes.items() if leaves & bit) if leaves & others else 0
 
     def _servers(self) -> list[int]:
         """Returns the servers that have something to update."""

@@ -60,9 +60,7 @@ def _facts(node: Node, step: Step | None, facts: dict[Node, Facts], is_leaf: Cal
     follows = {
         Kind.LIGHT: any(f.follows for f in operands),
         Kind.SCATTER: bool(operands) and operands[0].follows,
-        Kind.REDUCTION: False,
-        Kind.SMALL: False,
-    }[step.kind]
+    }.get(step.kind, False)
     return Facts(step, False, follows, reads, closed)
 
 
@@ -72,6 +70,8 @@ def _is_allowed(step: Step, operands: Sequence[Facts], reads: bool, closed: bool
         return operands[0].reads or operands[0].closed
     if step.kind is Kind.REDUCTION:  # others are smaller when shipped
         return reads or small
+    if step.kind is Kind.LOOKUP:
+        return operands[0].reads or small
     return step.kind is Kind.LIGHT or small
 
 

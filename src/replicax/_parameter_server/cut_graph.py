@@ -11,7 +11,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from replicax._base import jax_internals
-from replicax._base.jaxprs import AnyJaxpr, Atom, equations, has_side_effects, kind_of, opened
+from replicax._base.jaxprs import AnyJaxpr, Atom, equations, equations_in, has_side_effects, kind_of, opened
 from replicax._passes.primitives import CALLS, CHECKPOINTS, CUSTOM_DERIVATIVES, ELEMENTWISE, IN_CALLS
 from replicax._tracing import frames
 
@@ -93,12 +93,9 @@ def calls_back(eqn: jex.JaxprEqn) -> bool:
     """Returns whether an equation calls Python, by itself or somewhere in its jaxprs."""
     if jax_internals.callback_of(eqn) is not None:
         return True
-    jaxprs = [value for param in eqn.params.values() for value in _flat(param) if isinstance(value, AnyJaxpr)]
-    return any(jax_internals.callback_of(inner) is not None for jaxpr in jaxprs for inner in equations(jaxpr))
-
-
-def _flat(param: object) -> Iterable[object]:
-    return param if isinstance(param, (tuple, list)) else (param,)
+    if eqn.primitive.name in ELEMENTWISE:
+        return False
+    return any(jax_internals.callback_of(inner) is not None for inner in equations_in(eqn))
 
 
 class Graph:

@@ -55,6 +55,7 @@ class Kind(enum.Enum):
     LIGHT = "element by element, or moves none"
     REDUCTION = "reduces what a server has"
     SCATTER = "changes some elements"
+    LOOKUP = "takes some elements"
     SMALL = "small, and needs nothing from a worker"
 
 
@@ -92,6 +93,8 @@ def _whole(op: Op) -> Step | None:
         kind = Kind.LIGHT
     elif op.name in SCATTERS:
         kind = Kind.SCATTER
+    elif op.name in ("gather", "dynamic_slice"):
+        kind = Kind.LOOKUP
     elif op.name in REDUCTIONS or _is_product_of_all(op):
         kind = Kind.REDUCTION
     elif _is_small(op):
@@ -201,6 +204,11 @@ def scatters_rows(op: Op) -> bool:
         and tuple(d.update_window_dims) == tuple(range(many, updates.ndim))
         and updates.shape == (*ids.shape[:-1], *base.shape[1:])
     )
+
+
+def replaces(op: Op) -> bool:
+    """Returns whether an operation that changes some elements does so whatever they were."""
+    return op.name in ("scatter", "dynamic_update_slice")
 
 
 def pair_operands(op: Op) -> list[Value]:

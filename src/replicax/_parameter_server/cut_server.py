@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from replicax._parameter_server.cut_flow import Facts, explored, shipped_nodes
 from replicax._parameter_server.cut_graph import Value
-from replicax._parameter_server.cut_rules import Node, Rows, Step, constant_of, pair_operands
+from replicax._parameter_server.cut_rules import Node, Step, constant_of, pair_operands, replaces
 from replicax._parameter_server.cut_sums import additions, needs_of
 
 Place = tuple[int, int]  # the number of a leaf, and of a part of it
@@ -41,6 +43,7 @@ class Side:
         self._steps = self._computed(steps, wanted)
         used = {need for node in self._steps for need in self._needs(node)} | {*wanted}
         self.shipped = [node for node in facts if node in used and node in cut]
+        self._shipped = frozenset(self.shipped)
         self.read = [here[node] for node in facts if node in used and node in here]
 
     def _needs(self, node: Node) -> Sequence[Node]:
@@ -56,9 +59,9 @@ class Side:
                 waiting += needs_of(node, steps, self._sums) if node in steps else ()
         return {node: step for node, step in steps.items() if node in needed}
 
-    def slice_of(self, place: Place) -> set[Node]:
-        """Returns all nodes that the new value of a part is computed from on the server."""
-        found, waiting = set[Node](), [self.targets[place]]
+    def _slice(self, nodes: Iterable[Node]) -> set[Node]:
+        """Returns all nodes that some are computed from on the server."""
+        found, waiting = set[Node](), [*nodes]
         while waiting:
             node = waiting.pop()
             if node not in found:
@@ -68,18 +71,24 @@ class Side:
 
     def reads_leaves(self, place: Place) -> bool:
         """Returns whether the new value of a part is computed from what the server has."""
-        return any(node in self._here for node in self.slice_of(place))
+        return any(node in self._here for node in self._slice([self.targets[place]]))
 
-    def is_stale(self, place: Place, node_of: Node) -> bool:
-        """Returns whether a new value depends on the old one, which only the worker saw.
+    def is_stale(self, place: Place, old: Node) -> bool:
+        """Returns whether a new value depends on the old one in such a way that only the worker's counts.
 
         Args:
             place: the part.
-            node_of: its old value.
+            old: its old value.
         """
-        (leaf, _), found = place, self.slice_of(place)
-        shipped = [node for node in self.shipped if node in found]
-        return node_of not in found and any(node.value.leaves >> leaf & 1 for node in shipped)
+        found, bit = self._slice([self.targets[place]]), 1 << place[0]
+
+        def of_worker(nodes: set[Node]) -> bool:
+            return any(shipped_leaves(node) & bit for node in nodes & self._shipped)
+
+        if old not in found:
+            return of_worker(found)
+        replacing = [self._steps[node] for node in found if node in self._steps and replaces(self._steps[node].op)]
+        return any(of_worker(self._slice(step.operands[1:])) for step in replacing)
 
     def function(
         self, writes: Sequence[Place], reads: Sequence[Place], answered: Sequence[Place]
@@ -125,16 +134,19 @@ def _cost(node: Node, fact: Facts, unread: Callable[[int], int]) -> int:
     return 17 * size + 16 + 16 * unread(node.value.leaves) if fact.reads else 16 * size
 
 
+def _shipped_values(node: Node) -> Sequence[Value]:
+    if not node.pairs:
+        return [node.value]
+    assert node.value.op is not None
+    return pair_operands(node.value.op)
+
+
+def shipped_leaves(node: Node) -> int:
+    """Returns the leaves that what is shipped depends on, as the bits of an integer."""
+    return functools.reduce(operator.or_, (value.leaves for value in _shipped_values(node)), 0)
+
+
 def shipped_bytes(node: Node) -> int:
     """Returns how many bytes of a node travel; of pairs, as many as if they were spread evenly."""
-    values: list[Value] = [node.value]
-    if node.pairs:
-        assert node.value.op is not None
-        values = pair_operands(node.value.op)
-    size = sum(value.nbytes for value in values)
+    size = sum(value.nbytes for value in _shipped_values(node))
     return max(1, size if node.rows is None else size * node.rows.many // max(1, node.rows.size))
-
-
-def rows_of(size: int, start: int, stop: int, parts: int) -> Rows | None:
-    """Returns the rows of a part of a leaf, None where it is all of it."""
-    return None if parts == 1 else Rows(size, start, stop)
