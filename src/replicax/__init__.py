@@ -28,8 +28,10 @@ if _typing.TYPE_CHECKING:
 
 def __getattr__(name: str) -> object:
     """Imports a name of `_api` when it is used, so that the launcher starts without JAX."""
-    if name in ("cluster_resolver", "train"):
+    if name in ("cluster_resolver", "coordinator", "train"):
         return _importlib.import_module(f"replicax.{name}")
+    if name == "ParameterServerStrategy":
+        return _importlib.import_module("replicax.coordinator").ParameterServerStrategy
     if not name.startswith("_") or name in ("__all__", "_DefaultDistributionStrategy"):
         api = _importlib.import_module("replicax._api")
         if hasattr(api, name):

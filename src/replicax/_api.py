@@ -64,7 +64,8 @@ from replicax._variables.creators import name_scope, variable_creator_scope
 from replicax._variables.variable import Variable
 
 if _typing.TYPE_CHECKING:
-    from replicax import cluster_resolver, train  # loaded on use
+    from replicax import cluster_resolver, coordinator, train  # loaded on use
+    from replicax.coordinator import ParameterServerStrategy
 
 __all__ = [
     "Benchmark",
@@ -95,6 +96,7 @@ __all__ = [
     "OneDeviceStrategy",
     "Optimizer",
     "OutOfRangeError",
+    "ParameterServerStrategy",
     "PerReplica",
     "PerReplicaSpec",
     "ReduceOp",
@@ -116,6 +118,7 @@ __all__ = [
     "accumulate_gradients",
     "cluster_resolver",
     "config",
+    "coordinator",
     "data",
     "experimental",
     "experimental_set_strategy",

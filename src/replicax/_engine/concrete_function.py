@@ -54,6 +54,7 @@ class ConcreteFunction:
         output_shapes, output_dtypes: the shapes and dtypes in the same structure.
         inputs: the specs of the arguments, and behind them those of `captured_inputs`.
         variables, trainable_variables, captured_inputs: what it reads and assigns.
+        function: the function that it was made of.
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> power = rx.function(lambda a, b: a**b).get_concrete_function(rx.TensorSpec([None]), b=2)
@@ -71,7 +72,7 @@ class ConcreteFunction:
         args: tuple[Tree, ...],
         kwargs: dict[str, Tree],
     ):
-        self._function, self._program_of = function, program_of
+        self.function, self._program_of = function, program_of
         self._signature = inspect.signature(python_function)
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -164,13 +165,17 @@ class ConcreteFunction:
     # Its calls.
 
     def __call__(self, *args: Tree, **kwargs: Tree) -> Tree:
+        args, kwargs = self.bound(args, kwargs)
+        return self.function(*args, **kwargs)
+
+    def bound(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
+        """Returns the arguments of `function` for a call of this one with these; raises what the call does."""
         given = self._given(args, kwargs)
         values = {}
         for argument in self._arguments:
             value = given.get(argument.name, argument.value)
             values[argument.name] = self._fitting(argument, value) if argument.is_open else value
-        args, kwargs = self._call(values)
-        return self._function(*args, **kwargs)
+        return self._call(values)
 
     def _given(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> dict[str, Tree]:
         """Returns the given arguments by their names: all of them in their order, or only those that are open."""

@@ -93,7 +93,9 @@ class Program:
         self._moved = False  # whether leaves of its variables have come to stand elsewhere
         self._several: dict[int, RepeatedProgram] = {}  # programs of several steps, by how many
         self._taped = jax.jit(self._named(self._compute_taped))  # for calls under a gradient tape
-        if not level.local:
+        # Runs it, where variables lie in other processes.
+        self._runner = next((run for v in level.variables.values() if (run := v._storage.runner) is not None), None)
+        if not level.local and self._runner is None:
             self._pack()
         self._arrange(None)
 
@@ -111,7 +113,8 @@ class Program:
     def is_repeatable(self) -> bool:
         """Whether it can be part of a program of several steps."""
         # What it prints or asserts is to come out after each step.
-        return not self.jaxpr.effects and not self.level.local and self.results.stackable
+        alone = self.level.local or self._runner is not None
+        return not self.jaxpr.effects and not alone and self.results.stackable
 
     def result_specs(self) -> Tree:
         """Returns the specs of what a call returns."""
@@ -244,6 +247,8 @@ class Program:
         With more than one of `steps` it is the program of so many, and the elements are those of all of them (see
         `_engine.multi_step`).
         """
+        if self._runner is not None and not taped:
+            return self._runner(self, call, pulled)
         if nan_checks.are_looked_for() and not self._checks and not taped:
             with jax.debug_nans(False):  # JAX would name neither the operation nor the line
                 return self._checking().run(call, pulled, taped, steps)

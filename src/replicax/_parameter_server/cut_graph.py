@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
-import numpy as np
+import jax.numpy as jnp
 
 from replicax._base import jax_internals
 from replicax._base.jaxprs import AnyJaxpr, Atom, equations, equations_in, has_side_effects, kind_of, opened
@@ -55,7 +55,7 @@ class Value:
         """Returns a constant as JAX takes it."""
         if isinstance(self.constant, jax.Array):
             return self.constant
-        return np.asarray(self.constant, self.aval.dtype)
+        return jnp.asarray(self.constant, self.aval.dtype)  # of this very type, also where it has 64 bits
 
 
 class Op:

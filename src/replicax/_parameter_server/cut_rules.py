@@ -10,7 +10,6 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -250,5 +249,4 @@ def constant_of(node: Node) -> Any:
     if node.rows is None:
         return array
     rows = slice(node.rows.start, node.rows.stop)
-    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-    return array[rows] if is_key else np.asarray(array)[rows]
+    return array[rows]

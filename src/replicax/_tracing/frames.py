@@ -73,7 +73,7 @@ def noted() -> Iterator[Noted]:
         _noted.reset(token)
 
 
-def _note(variable: State) -> None:
+def note(variable: State) -> None:
     """Notes a variable outside of any trace, which is about to be written."""
     for notes in _noted.get():
         notes.add(variable)
@@ -159,7 +159,7 @@ class GlobalFrame(Frame):
     def write(self, variable: State, leaves: list[jax.Array]) -> None:
         refuse_tracers(leaves)
         with lock:
-            _note(variable)
+            note(variable)
             variable._storage.write(leaves)
 
     def fetch(self, variable: State) -> list[jax.Array]:
@@ -185,7 +185,7 @@ class GlobalFrame(Frame):
     def write_component(self, variable: State, replica: int, leaves: list[jax.Array]) -> None:
         refuse_tracers(leaves)
         with lock:
-            _note(variable)
+            note(variable)
             variable._storage.write_component(replica, leaves)
 
 
@@ -207,7 +207,7 @@ class ReplicaFrame(Frame):
     def write(self, variable: State, leaves: list[jax.Array]) -> None:
         refuse_tracers(leaves)
         with lock:
-            _note(variable)
+            note(variable)
             if variable._mesh is not self.mesh:
                 return variable._storage.write(leaves)
             variable._storage.write_component(self.replica, leaves)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import jax
 
@@ -27,6 +28,7 @@ class Stored(Protocol):
     lent: bool
     lost: tuple[str, BaseException] | None
     device: jax.Device | None
+    runner: Callable[[Any, Any, Sequence[Tree]], Tree] | None
 
     def read(self) -> list[jax.Array]: ...
     def write(self, leaves: list[jax.Array]) -> None: ...

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from replicax._base import jax_internals, pickling
+from replicax._base.types import Tree
 from replicax._tracing import lost_values
 from replicax._tracing.state import Watcher
 from replicax._values import ReplicaMesh
@@ -122,6 +123,9 @@ class Storage:
     """
 
     device: jax.Device | None = None  # the one that the arrays stay on, where the variable's strategy has one
+    # Runs compiled programs with the variable, where its arrays are in other processes: it is called with the program,
+    # the call's arguments and the elements of datasets, and returns the result.
+    runner: Callable[[Any, Any, Sequence[Tree]], Tree] | None = None
 
     def __init__(
         self, name: str, types: Types, mesh: ReplicaMesh | None, arrays: Sequence[jax.Array | None], lent: bool

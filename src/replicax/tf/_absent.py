@@ -19,7 +19,6 @@ _CSV = "Read the file with pandas or csv, and give its columns to tf.data.Datase
 _OPERATIONS = "The operations of jax.numpy, jax.nn and jax.lax work on its tensors too"
 _RECURRENT = "Write the cell as a function and loop with tf.scan, or use flax.nnx.RNN"
 _SAMPLED = "Write it with tf.random.uniform and tf.gather"
-_SERVERS = "Parameter servers are planned; train on several machines with tf.distribute.MultiWorkerMirroredStrategy"
 
 ABSENT: dict[str, str] = {
     "Graph": _GRAPHS,
@@ -45,10 +44,6 @@ ABSENT: dict[str, str] = {
     "compat.v1.placeholder": _GRAPHS,
     "compat.v1.train": "Use Optax with rx.Optimizer",
     "debugging.experimental": "Use jax.debug.print, or tf.debugging.enable_check_numerics",
-    "distribute.ParameterServerStrategy": _SERVERS,
-    "distribute.coordinator": _SERVERS,
-    "distribute.experimental.ParameterServerStrategy": _SERVERS,
-    "distribute.experimental.coordinator": _SERVERS,
     "dtypes.variant": "There are no variant tensors",
     "edit_distance": "Compute it outside of compiled code, for example with rapidfuzz",
     "estimator": "TensorFlow has removed it too: write the loop with tf.function and strategy.run",

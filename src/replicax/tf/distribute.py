@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib as _importlib
 import types as _modules
 import typing as _typing
 
-from replicax import _rpc, partitioners
+from replicax import partitioners
 from replicax._base.types import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -45,7 +46,9 @@ from replicax._values import DistributedValues
 from replicax.tf._absent import missing_from as _missing_from
 
 if _typing.TYPE_CHECKING:
-    from replicax import cluster_resolver
+    from replicax import cluster_resolver, coordinator
+    from replicax._parameter_server.server import Server
+    from replicax._strategies.parameter_server import ParameterServerStrategy
 
 
 class CollectiveHints:
@@ -53,6 +56,35 @@ class CollectiveHints:
 
     def __new__(cls, bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> CommunicationOptions:  # type: ignore[misc]
         return CommunicationOptions(bytes_per_pack=bytes_per_pack, timeout_seconds=timeout_seconds)
+
+
+_LATE = {  # imported on first use: where each is
+    "ParameterServerStrategy": "replicax.coordinator",
+    "Server": "replicax.coordinator",
+    "cluster_resolver": None,
+    "coordinator": None,
+}
+
+
+def _late(name: str) -> object:
+    """Returns a name that is imported on first use."""
+    module = _LATE[name]
+    if module is None:
+        return _importlib.import_module(f"replicax.{name}")
+    return getattr(_importlib.import_module(module), name)
+
+
+def _experimental_name(name: str) -> object:
+    if name == "ParameterServerStrategy":
+        return _late(name)
+    if name == "coordinator":
+        found = _modules.ModuleType(f"{__name__}.experimental.coordinator", _late(name).__doc__)
+        for own in ("ClusterCoordinator", "RemoteValue"):
+            setattr(found, own, getattr(_late(name), own))
+        found.__dict__["PerWorkerValues"] = _late(name).PerWorkerValue  # type: ignore[attr-defined]
+        experimental.__dict__["coordinator"] = found
+        return found
+    return _missing_from("distribute.experimental", otherwise="")(name)
 
 
 experimental = _modules.ModuleType(f"{__name__}.experimental", "Names that TensorFlow keeps under `experimental`.")
@@ -69,8 +101,7 @@ experimental.__dict__.update(
     TerminationConfig=TerminationConfig,
     ValueContext=ValueContext,
     partitioners=partitioners,
-    rpc=_rpc,
-    __getattr__=_missing_from("distribute.experimental", otherwise=""),
+    __getattr__=_experimental_name,
 )
 
 __all__ = [
@@ -86,14 +117,17 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
+    "Server",
     "Strategy",
     "StrategyExtended",
     "TPUStrategy",
     "cluster_resolver",
+    "coordinator",
     "experimental",
     "experimental_set_strategy",
     "get_replica_context",
@@ -104,10 +138,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "cluster_resolver":  # imported on first use
-        import replicax
-
-        return replicax.cluster_resolver
+    if name in _LATE:
+        return _late(name)
     return _missing_from("distribute", otherwise="")(name)
 
 

@@ -1,0 +1,248 @@
+"""The functions that a coordinator has scheduled: which of them wait, run, or have failed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+from replicax._base import tracebacks
+from replicax._base.errors import CancelledError, UnavailableError
+from replicax._parameter_server.numbers import Numbers
+from replicax._parameter_server.remote_value import RemoteValueImpl
+
+LIMIT = 1 << 18  # closures that wait; `schedule` waits while there are as many
+_REMINDER = 30.0  # seconds, after which a wait without any worker says so
+
+
+class Closure:
+    """A scheduled function with its arguments, as far as the queue knows it.
+
+    Attributes:
+        number: by which parameter servers know it.
+        value: its result, once it has ended.
+        lost: how many workers were lost while they ran it.
+    """
+
+    def __init__(self, number: int, value: RemoteValueImpl):
+        self.number, self.value = number, value
+        self.lost = 0
+
+
+class Link(Protocol):
+    """A worker, as far as the queue knows it.
+
+    Attributes:
+        running: how many closures it has.
+    """
+
+    running: int
+
+
+class ClosureQueue:
+    """The closures of one coordinator.
+
+    Args:
+        numbers: the numbers of closures that have not ended.
+        timeout: seconds without any worker, after which waiting for closures is an error.
+    """
+
+    def __init__(self, numbers: Numbers, timeout: float | None):
+        self._numbers, self._timeout = numbers, timeout
+        self._changed = threading.Condition()
+        self._waiting: deque[Closure] = deque()
+        self._running: set[Closure] = set()
+        self._lonely: list[Closure] = []  # that run, and wait for no other to do so
+        self._links: list[Link] = []  # the workers that are there
+        self._error: BaseException | None = None  # of a closure, to be raised by the next call
+        self._lost: UnavailableError | None = None  # a parameter server is gone
+        self._stopped = False
+        self.failures = 0  # counts the errors, so that workers leave out what was scheduled before
+
+    # For the coordinator.
+
+    def put(self, closure: Closure) -> None:
+        """Adds a closure; raises the error of an earlier one, once, in place of that."""
+        with self._changed:
+            self._raise()
+            while len(self._waiting) >= LIMIT:
+                self._wait()
+                self._raise()
+            self._waiting.append(closure)
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Waits until all closures have ended; raises the error of one, once."""
+        with self._changed:
+            while self._waiting or self._running:
+                if self._lost is not None:
+                    break
+                self._wait()
+            self._raise()
+
+    def is_done(self) -> bool:
+        """Returns whether all closures have ended; raises the error of one, once."""
+        with self._changed:
+            self._raise()
+            return not (self._waiting or self._running)
+
+    def wait_for(self, event: threading.Event) -> None:
+        """Waits for the end of one closure."""
+        with self._changed:
+            while not event.is_set():
+                self._wait()
+
+    def _raise(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if self._error is not None:
+            while self._running:  # when the error comes out, nothing is under way any more
+                self._wait()
+            error, self._error = self._error, None
+            if error is not None:  # and no other thread has raised it meanwhile
+                raise error
+
+    def _wait(self) -> None:
+        """Waits for a change; says so when there are no workers, and ends the wait if there are none for long."""
+        waited = 0.0
+        while not self._changed.wait(_REMINDER):
+            waited = 0.0 if self._links else waited + _REMINDER
+            if self._timeout is not None and waited >= self._timeout:
+                raise UnavailableError(
+                    f"No worker was there for {waited:g} s (REPLICAX_START_TIMEOUT); {len(self._waiting)} scheduled "
+                    "functions wait. Start workers at the addresses of the cluster."
+                )
+            if waited:
+                tracebacks.warn(f"No worker is there, for {waited:g} s: scheduled functions wait for one.")
+
+    def fail_all(self, error: UnavailableError) -> None:
+        """Notes that a parameter server is gone: nothing can run any more."""
+        with self._changed:
+            self._lost = self._lost or error
+            for closure in [*self._waiting, *self._running]:
+                self._end(closure)
+                closure.value._fail(error)
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Lets the workers' threads end."""
+        with self._changed:
+            self._stopped = True
+            for closure in self._waiting:
+                closure.value._fail(CancelledError("The coordinator was closed before the function ran."))
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    # For the threads that hand closures to workers.
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the coordinator was closed."""
+        return self._stopped
+
+    def joined(self, link: Link) -> None:
+        """Notes that a worker is there."""
+        with self._changed:
+            if link not in self._links:
+                self._links.append(link)
+            self._changed.notify_all()
+
+    def left(self, link: Link) -> None:
+        """Notes that a worker is gone."""
+        with self._changed:
+            if link in self._links:
+                self._links.remove(link)
+            self._changed.notify_all()
+
+    def any_link(self) -> Link:
+        """Returns a worker that is there, waiting for one."""
+        with self._changed:
+            while not self._links:
+                self._wait()
+            return self._links[0]
+
+    def take(self, link: Link) -> Closure | None:
+        """Returns the next closure for a worker, waiting for it; None when there will be none."""
+        with self._changed:
+            while not self._stopped and self._lost is None:
+                if self._waiting and link in self._links and self._may_take(link):
+                    closure = self._waiting.popleft()
+                    self._running.add(closure)
+                    link.running += 1
+                    return closure
+                self._changed.wait()
+            return None
+
+    def _may_take(self, link: Link) -> bool:
+        if self._lonely:
+            return False
+        # A second one, to have it at hand when the first ends, only where no other worker has nothing to do.
+        return not link.running or all(other.running for other in self._links)
+
+    @contextlib.contextmanager
+    def alone(self, closure: Closure) -> Iterator[None]:
+        """Returns a context in which no other closure runs but such as wait for the same; it waits for that."""
+        with self._changed:
+            self._lonely.append(closure)
+            self._changed.notify_all()  # it may be the last that another one has waited for
+            while self._lonely[0] is not closure or not self._running.issubset(self._lonely):
+                self._changed.wait()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._lonely.remove(closure)
+                self._changed.notify_all()
+
+    def put_back(self, closure: Closure, link: Link) -> None:
+        """Has a closure run again, before others."""
+        with self._changed:
+            self._given_back(closure, link)
+            if self._error is not None:
+                self._cancel(closure)
+            elif not closure.value._ended.is_set():
+                self._waiting.appendleft(closure)
+            self._changed.notify_all()
+
+    def ended(self, closure: Closure, link: Link) -> None:
+        """Notes that a closure has ended, with whatever its value is."""
+        with self._changed:
+            self._given_back(closure, link)
+            self._end(closure)
+            self._changed.notify_all()
+
+    def failed(self, closure: Closure, link: Link, error: BaseException) -> None:
+        """Notes that a closure has raised an error: those that wait are cancelled."""
+        with self._changed:
+            self._given_back(closure, link)
+            self._end(closure)
+            closure.value._fail(error)
+            self._error = self._error or error
+            self.failures += 1
+            for other in self._waiting:
+                self._cancel(other)
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def cancelled(self, closure: Closure, link: Link) -> None:
+        """Notes that a worker has left a closure out, since one before it failed."""
+        with self._changed:
+            self._given_back(closure, link)
+            self._cancel(closure)
+            self._changed.notify_all()
+
+    def _given_back(self, closure: Closure, link: Link) -> None:
+        self._running.discard(closure)
+        link.running -= 1
+
+    def _end(self, closure: Closure) -> None:
+        self._numbers.close(closure.number)
+
+    def _cancel(self, closure: Closure) -> None:
+        self._end(closure)
+        closure.value._fail(
+            CancelledError("The function was cancelled before it ran, since one that was scheduled with it failed.")
+        )

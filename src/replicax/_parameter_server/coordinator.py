@@ -1,0 +1,171 @@
+"""`ClusterCoordinator`: schedules functions, which workers run."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from replicax._base import nest
+from replicax._base.messages import received
+from replicax._base.types import Tree
+from replicax._engine.concrete_function import ConcreteFunction
+from replicax._engine.function import Function, is_function
+from replicax._job import state
+from replicax._parameter_server.closures import ClosureQueue
+from replicax._parameter_server.cluster import Cluster
+from replicax._parameter_server.datasets import PerWorkerDistributedIterator, per_worker_dataset
+from replicax._parameter_server.planner import Planner, ScheduledCall
+from replicax._parameter_server.remote_value import RemoteValue, RemoteValueImpl
+from replicax._parameter_server.scheduling import Kinds
+from replicax._parameter_server.worker_links import WorkerLink
+
+if TYPE_CHECKING:
+    from replicax._tracing.context import StrategyLike
+
+
+class ClusterCoordinator:
+    """Schedules functions, which the workers of a `ParameterServerStrategy` run when they are free.
+
+    `ClusterCoordinator(strategy)` is one object for each strategy.
+
+    Args:
+        strategy: the strategy.
+
+    Raises:
+        AttributeError: it is another kind of strategy.
+    """
+
+    _strategy: StrategyLike
+
+    def __new__(cls, strategy: StrategyLike) -> ClusterCoordinator:
+        known = getattr(strategy, "_cluster_coordinator", _UNKNOWN)
+        if known is _UNKNOWN:
+            raise AttributeError(
+                f"{type(strategy).__name__!r} object has no attribute '_cluster_coordinator': a ClusterCoordinator is "
+                f"made of a ParameterServerStrategy, got {received(strategy)}."
+            )
+        if known is None:
+            known = super().__new__(cls)
+            known._start(strategy)
+            strategy._cluster_coordinator = known  # type: ignore[attr-defined]
+        return cast(ClusterCoordinator, known)
+
+    def __init__(self, strategy: StrategyLike):
+        pass  # `__new__` returns the strategy's own
+
+    def _start(self, strategy: StrategyLike) -> None:
+        self._strategy = strategy
+        self._cluster: Cluster = strategy._cluster  # type: ignore[attr-defined]
+        self._queue = ClosureQueue(self._cluster.numbers, state.timeouts()["start"])
+        self._planner = Planner(self._cluster, strategy)
+        self._cluster.on_lost(self._queue.fail_all)
+        self._links = [
+            WorkerLink(self._cluster, self._queue, self._planner, index)
+            for index in range(len(self._cluster.worker_addresses))
+        ]
+        finalizer = weakref.finalize(self, _stopped, self._queue, self._links)
+        self._cluster.on_close(finalizer)
+
+    @property
+    def strategy(self) -> StrategyLike:
+        """The strategy."""
+        return self._strategy
+
+    def schedule(
+        self,
+        fn: Callable[..., Tree],
+        args: tuple[Tree, ...] | None = None,
+        kwargs: dict[str, Tree] | None = None,
+    ) -> RemoteValue:
+        """Has some worker run a function, and returns its result to come.
+
+        Args:
+            fn: a `function`, or a concrete one.
+            args, kwargs: its arguments. A per-worker iterator arrives as the worker's own.
+
+        Raises:
+            TypeError: `fn` is no compiled function, or the arguments do not fit it.
+            ValueError: an argument is a `RemoteValue`.
+            Exception: that of a function which was scheduled before and failed; what waited is cancelled.
+        """
+        function, args, kwargs = _bound(fn, tuple(args) if args is not None else (), kwargs or {})
+        if any(isinstance(leaf, RemoteValue) for leaf in nest.leaves((args, kwargs))):
+            raise ValueError(
+                "`tf.distribute.experimental.coordinator.RemoteValue` used as an input to scheduled function is not "
+                "yet supported."
+            )
+        call, plan = self._planner.planned(function, args, kwargs)
+        value = RemoteValueImpl(self._queue.wait_for)
+        closure = ScheduledCall(self._cluster.numbers.open(), value, function, call, plan)
+        try:
+            closure.iterators()
+            self._queue.put(closure)
+        except BaseException:
+            self._cluster.numbers.close(closure.number)
+            raise
+        return value
+
+    def join(self) -> None:
+        """Waits until all scheduled functions have ended; raises the exception of one that failed, once."""
+        self._queue.join()
+
+    def done(self) -> bool:
+        """Returns whether all scheduled functions have ended; raises the exception of one that failed, once."""
+        return self._queue.is_done()
+
+    def fetch(self, val: Tree) -> Tree:
+        """Returns a nest with the results of the `RemoteValue`s in it, as numpy arrays, for which it waits."""
+        return nest.map_structure(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, val)
+
+    def create_per_worker_dataset(self, dataset_fn: object) -> object:
+        """Returns a dataset of which each worker has its own.
+
+        Args:
+            dataset_fn: a dataset, or a function that makes one; it is called once here, for the specs of its elements,
+                and once on each worker.
+
+        Raises:
+            ValueError: there is no dataset.
+        """
+        return per_worker_dataset(dataset_fn, self)
+
+    def kinds_of(self, iterator: PerWorkerDistributedIterator) -> Kinds:
+        """Returns the shapes and dtypes of the next element that some worker has."""
+        return cast(WorkerLink, self._queue.any_link()).kinds_of(iterator)
+
+
+_UNKNOWN = object()
+
+
+def _stopped(queue: ClosureQueue, links: list[WorkerLink]) -> None:
+    queue.stop()
+    for link in links:
+        link.close()
+
+
+def _bound(
+    fn: object, args: tuple[Tree, ...], kwargs: dict[str, Tree]
+) -> tuple[Function, tuple[Tree, ...], dict[str, Tree]]:
+    """Returns the function of what was scheduled, with its arguments."""
+    function: Function
+    if isinstance(fn, ConcreteFunction):
+        function = cast(Function, fn.function)
+        args, kwargs = fn.bound(args, kwargs)
+    elif is_function(fn):
+        function = fn
+    else:
+        raise TypeError(
+            "`tf.distribute.experimental.coordinator.ClusterCoordinator.schedule` only accepts a `tf.function` or a "
+            f"concrete function. Got {received(fn)}."
+        )
+    signature = inspect.signature(function.python_function)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"Binding inputs to tf.function failed due to `{error}`. Received args: {args} and kwargs: {kwargs} for "
+            f"signature: {signature}."
+        ) from None
+    return function, args, kwargs

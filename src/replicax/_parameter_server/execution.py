@@ -1,0 +1,99 @@
+"""A closure on the task that runs it: read, compute, update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from replicax._parameter_server.plans import WorkerPlan
+from replicax._parameter_server.servers import Call, Servers
+
+_ATTEMPTS = 3  # to update before somebody else does, where the new value was computed from all of the old one
+
+Arrays = Sequence[np.ndarray | jax.Array]
+
+
+@dataclass
+class Computed:
+    """A closure that has computed, and has not updated anything yet.
+
+    Args:
+        shipped: what goes to the servers: one or two arrays for each shipped value.
+        results: what the worker knows of the results.
+        operands: of the functions that are called back.
+        versions: of the leaves that were read, by the names of their parts.
+    """
+
+    shipped: list[list[np.ndarray]]
+    results: list[np.ndarray]
+    operands: list[np.ndarray]
+    versions: dict[str, int]
+
+
+def compute(plan: WorkerPlan, others: Arrays, args: Arrays, servers: Servers) -> Computed:
+    """Reads what a closure needs, and computes it."""
+    gathers = []
+    if plan.gathers:
+        ids = plan.index(others, args)
+        gathers = [(place, np.asarray(ids[gather.ids]).reshape(-1)) for place, gather in plan.gathers]
+    read: list[np.ndarray] = []
+    rows: list[np.ndarray] = []
+    versions: dict[str, int] = {}
+    if plan.gathers or plan.reads:
+        read, rows, versions = servers.fetch(plan.reads, gathers, plan.compares)
+        rows = [array.reshape(gather.aval.shape) for array, (_, gather) in zip(rows, plan.gathers)]
+    found = iter([np.asarray(array) for array in plan.compute(others, args, rows, read)])
+    shipped = [[next(found) for _ in shipped.avals] for shipped in plan.shipped]
+    results = [next(found) for _ in plan.computed]
+    return Computed(shipped, results, list(found), versions)
+
+
+def update(plan: WorkerPlan, computed: Computed, servers: Servers, number: int, done: int) -> list[np.ndarray] | None:
+    """Updates variables with what a closure has computed; returns its results.
+
+    Returns None where somebody else has replaced a value meanwhile of which the new one was computed.
+
+    Args:
+        plan: the closure's.
+        computed: by `compute`.
+        servers: the parameter servers.
+        number: the closure's.
+        done: closures with lower numbers have ended.
+    """
+    calls = {}
+    for each in plan.updates:
+        arrays = [
+            array
+            for take in each.takes
+            for array in take.of(plan.shipped[take.shipped].kind, computed.shipped[take.shipped])
+        ]
+        versions = {name: computed.versions[name] for name in each.compared}
+        head = {"program": plan.key, "closure": number, "done": done, "versions": versions}
+        calls[each.server] = Call("update", head, arrays)
+    answers = servers.all(calls) if calls else {}
+    if any("changed" in head for head, _ in answers.values()):
+        return None
+    found: dict[int, list[np.ndarray]] = {n: [array] for n, array in zip(plan.computed, computed.results)}
+    for result, number_of_update, k in plan.answers:
+        head, news = answers[plan.updates[number_of_update].server]
+        # Of a closure that ended elsewhere meanwhile nobody waits for this result.
+        found.setdefault(result, []).append(news[k] if "late" not in head else np.zeros(0))
+    return [parts[0] if len(parts) == 1 else np.concatenate(parts) for _, parts in sorted(found.items())]
+
+
+def run(
+    plan: WorkerPlan, others: Arrays, args: Arrays, servers: Servers, number: int, done: int
+) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
+    """Runs a closure that asks nobody before it updates; returns its results, and operands of what it calls back.
+
+    Returns None where others have replaced what it was to update, again and again.
+    """
+    for _ in range(_ATTEMPTS):
+        computed = compute(plan, others, args, servers)
+        results = update(plan, computed, servers, number, done)
+        if results is not None:
+            return results, computed.operands
+    return None

@@ -1,0 +1,212 @@
+"""The task that holds variables: a parameter server.
+
+It keeps leaves of variables by their names, answers reads, and applies the updates of closures, each as one program
+under a lock, so that nobody sees half of one. It remembers which closures it has applied: a closure that runs again,
+because its first worker was lost, is not applied twice.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._base.errors import FailedPreconditionError
+from replicax._parameter_server.plans import UpdateProgram, loaded_update
+from replicax._transport.handlers import Answer, Request
+from replicax._variables.scattering import SCATTER
+
+_COPIED = 1 << 16  # bytes up to which a read is a copy, so that it does not keep an update from donating
+
+_COMBINE: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "assign_add": jax.jit(operator.add, donate_argnums=0),
+    "assign_sub": jax.jit(operator.sub, donate_argnums=0),
+}
+_SCATTER = {name: jax.jit(scatter, donate_argnums=0) for name, scatter in SCATTER.items()}
+
+
+class _Leaf:
+    """A leaf, or a part of one.
+
+    Attributes:
+        array: its value.
+        version: counts the updates.
+        held: how many answers that are still on their way share the array's memory.
+    """
+
+    __slots__ = ("__weakref__", "array", "held", "version")
+
+    def __init__(self, array: jax.Array):
+        self.array, self.version, self.held = array, 0, 0
+
+    def view(self) -> np.ndarray:
+        """Returns the value, for an answer."""
+        view = np.asarray(self.array)
+        if view.nbytes <= _COPIED:
+            return np.array(view)
+        view = view.view()
+        self.held += 1
+        weakref.finalize(view, self._release, weakref.ref(self.array))
+        return view
+
+    def _release(self, array: weakref.ref[jax.Array]) -> None:
+        if array() is self.array:
+            self.held -= 1
+
+    def taken(self) -> jax.Array:
+        """Returns the array for a program that takes it over."""
+        return jnp.copy(self.array) if self.held else self.array
+
+    def put(self, array: jax.Array) -> None:
+        """Replaces the value."""
+        self.array, self.held = array, 0
+        self.version += 1
+
+
+class _Owner:
+    """What one coordinator has here."""
+
+    def __init__(self) -> None:
+        self.leaves: dict[str, _Leaf] = {}
+        self.programs: dict[str, UpdateProgram] = {}
+        self.applied: dict[int, list[np.ndarray]] = {}  # the answers to closures, by their numbers
+        self.done = 0  # closures with lower numbers have ended
+
+    def leaf(self, name: str) -> _Leaf:
+        """Returns a leaf by its name."""
+        if name not in self.leaves:
+            raise FailedPreconditionError(
+                f"This parameter server has no variable {name!r}: it was started anew after the variable was made. "
+                "Start the coordinator's program again; it goes on from its last checkpoint."
+            )
+        return self.leaves[name]
+
+
+class ParameterServer:
+    """The variables of one task, and what is done with them."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, _Owner] = {}
+        self._lock = threading.RLock()
+
+    def methods(self) -> dict[str, Callable[[Request], Answer]]:
+        """Returns what other tasks may call, by name."""
+        calls = (self.begin, self.create, self.drop, self.fetch, self.combine, self.scatter, self.program, self.update)
+        return {f"ps.{call.__name__}": call for call in calls}
+
+    def begin(self, request: Request) -> Answer:
+        """Makes room for a coordinator's variables, which go with the connection to it."""
+        name = request.head["owner"]
+        with self._lock:
+            self._owners[name] = _Owner()
+        request.on_close(lambda: self._forget(name))
+        return {"platform": jax.default_backend()}, ()
+
+    def _forget(self, owner: str) -> None:
+        with self._lock:
+            self._owners.pop(owner, None)
+
+    def _owner(self, request: Request) -> _Owner:
+        name = request.head["owner"]
+        if name not in self._owners:
+            raise FailedPreconditionError(
+                "This parameter server knows nothing of the coordinator that asks: it was started anew, or took the "
+                "coordinator for lost. Start the coordinator's program again."
+            )
+        return self._owners[name]
+
+    def create(self, request: Request) -> Answer:
+        """Keeps new leaves."""
+        arrays = [_own(array) for array in request.arrays]
+        with self._lock:
+            owner = self._owner(request)
+            owner.leaves.update((name, _Leaf(array)) for name, array in zip(request.head["names"], arrays))
+        return {}, ()
+
+    def drop(self, request: Request) -> Answer:
+        """Forgets leaves."""
+        with self._lock:
+            owner = self._owner(request)
+            for name in request.head["names"]:
+                owner.leaves.pop(name, None)
+        return {}, ()
+
+    def fetch(self, request: Request) -> Answer:
+        """Returns whole leaves and, behind them, rows of others, as they are together at one moment."""
+        head = request.head
+        with self._lock:
+            owner = self._owner(request)
+            read = [owner.leaf(name) for name in head["read"]]
+            arrays = [leaf.view() for leaf in read]
+            for name, ids in zip(head.get("gather", ()), request.arrays):
+                arrays.append(np.take(np.asarray(owner.leaf(name).array), ids, axis=0))
+            versions = [leaf.version for leaf in read] if head.get("versions") else None
+        return ({} if versions is None else {"versions": versions}), arrays
+
+    def combine(self, request: Request) -> Answer:
+        """Assigns, adds or subtracts arrays; returns the new values if they are asked for."""
+        head, method = request.head, request.head["method"]
+        with self._lock:
+            owner = self._owner(request)
+            leaves = [owner.leaf(name) for name in head["names"]]
+            for leaf, array in zip(leaves, request.arrays):
+                leaf.put(_own(array) if method == "assign" else _COMBINE[method](leaf.taken(), array))
+            return {}, [leaf.view() for leaf in leaves] if head["answers"] else ()
+
+    def scatter(self, request: Request) -> Answer:
+        """Combines rows with those at some indices."""
+        ids, rows = request.arrays
+        with self._lock:
+            leaf = self._owner(request).leaf(request.head["name"])
+            leaf.put(_SCATTER[request.head["method"]](leaf.taken(), ids, rows))
+        return {}, ()
+
+    def program(self, request: Request) -> Answer:
+        """Keeps the update program of a function."""
+        program = loaded_update(request.head, request.arrays)
+        with self._lock:
+            self._owner(request).programs[request.head["key"]] = program
+        return {}, ()
+
+    def update(self, request: Request) -> Answer:
+        """Applies what a closure has computed, once; returns what the closure returns of the new values."""
+        head = request.head
+        with self._lock:
+            owner = self._owner(request)
+            closure: int = head["closure"]
+            owner.done = max(owner.done, head["done"])
+            if len(owner.applied) > _REMEMBERED:
+                owner.applied = {number: answers for number, answers in owner.applied.items() if number >= owner.done}
+            if closure < owner.done:
+                return {"late": True}, ()
+            if closure not in owner.applied:
+                program = owner.programs[head["program"]]
+                written = [owner.leaf(name) for name in program.writes]
+                expected = head.get("versions") or {}
+                if any(owner.leaf(name).version != version for name, version in expected.items()):
+                    return {"changed": True}, ()
+                owner.applied[closure] = self._apply(program, owner, written, request.arrays)
+            return {}, owner.applied[closure]
+
+    def _apply(
+        self, program: UpdateProgram, owner: _Owner, written: Sequence[_Leaf], shipped: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        read = [owner.leaf(name).array for name in program.reads]
+        new, answers = program([leaf.taken() for leaf in written], read, shipped)
+        for leaf, array in zip(written, new):
+            leaf.put(array)
+        return [np.array(answer) for answer in answers]
+
+
+_REMEMBERED = 1024  # closures, before those that have ended are forgotten
+
+
+def _own(array: Any) -> jax.Array:
+    """Returns an array that nobody else holds: what comes in may be a view of a message."""
+    return jnp.array(array, dtype=array.dtype, copy=True)

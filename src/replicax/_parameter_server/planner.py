@@ -1,0 +1,310 @@
+"""Makes plans of functions: traces them, cuts their programs, and hands the updates to the parameter servers."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._base.messages import received, shown
+from replicax._base.types import Tree
+from replicax._engine.function import Function
+from replicax._engine.program import Program
+from replicax._engine.programs import Programs
+from replicax._engine.signature import CallSignature, bind_declared
+from replicax._parameter_server import execution, scheduling
+from replicax._parameter_server.closures import Closure
+from replicax._parameter_server.cluster import Cluster
+from replicax._parameter_server.cut import cut
+from replicax._parameter_server.cut_types import Cut, ServedLeaf, Take, Update
+from replicax._parameter_server.datasets import PerWorkerDistributedIterator, kinds_of
+from replicax._parameter_server.places import Place
+from replicax._parameter_server.plans import UpdateProgram, WorkerPlan, WorkerUpdate, sent_plan, sent_update
+from replicax._parameter_server.remote_value import RemoteValueImpl
+from replicax._parameter_server.scheduling import Kinds
+from replicax._parameter_server.servers import Call
+from replicax._parameter_server.variables import ServedStorage
+from replicax._tracing import frames
+from replicax._tracing.context import StrategyLike
+from replicax._tracing.dataset_reads import element_arrays
+from replicax._tracing.state import State
+
+_keys = itertools.count()
+_RETRIES = 100  # of an update of this process that is computed from a whole old value, which others replace meanwhile
+
+
+class Plan:
+    """A function's program as the coordinator keeps it.
+
+    Args:
+        program: the traced program.
+        index_slot: the input that is the worker's index, None without.
+        cluster: the cluster.
+
+    Attributes:
+        key: by which workers and servers know it.
+        worker: what workers get.
+    """
+
+    def __init__(self, program: Program, index_slot: int | None, cluster: Cluster):
+        self.program, self.key = program, f"{program.name} {next(_keys)}"
+        self._cluster, level = cluster, program.level
+        self._local: list[tuple[State, int]] = []  # leaves that are in this process
+        served: list[ServedLeaf] = []
+        places: list[Place] = []
+        others = [slot for read in program.reads for slot in read.slots]
+        index_dtype = None
+        if index_slot is not None:
+            others.append(index_slot)
+            index_dtype = scheduling.index_dtype().name
+        outputs: dict[int, int] = {}
+        count = 0
+        for key, variable in level.written.items():
+            outputs[key], count = count, count + len(variable._types)
+        results = []
+        self.assigned_here: list[tuple[State, int]] = []  # variables of this process, and how many results are theirs
+        for key in dict.fromkeys([*level.inputs, *level.written]):
+            variable, slots = level.variables[key], level.inputs.get(key)
+            storage: object = variable._storage
+            if not isinstance(storage, ServedStorage):
+                others += slots or ()
+                self._local += [(variable, i) for i in range(len(slots or ()))]
+                if key in outputs:
+                    results += [outputs[key] + i for i in range(len(variable._types))]
+                    self.assigned_here.append((variable, len(variable._types)))
+                continue
+            for i, place in enumerate(storage.places):
+                slot = None if slots is None else slots[i]
+                output = outputs[key] + i if key in outputs else None
+                served.append(ServedLeaf(slot, output, place.kind, place.parts))
+                places.append(place)
+        self._kinds = program.jaxpr.out_avals
+        results += range(count, len(self._kinds))
+        self._results = results
+        self.cut = cut(program.jaxpr, served, others, results)
+        self.worker = self._for_workers(places, index_dtype)
+        self._updates = [self._program_of(update, places) for update in self.cut.updates]
+        self._sent = False
+        self._lock = threading.Lock()
+
+    def _for_workers(self, places: Sequence[Place], index_dtype: str | None) -> WorkerPlan:
+        found: Cut = self.cut
+        return WorkerPlan(
+            key=self.key,
+            kinds=tuple(kinds_of(read.element) for read in self.program.reads),
+            index_dtype=index_dtype,
+            gathers=tuple((places[gather.leaf], gather) for gather in found.gathers),
+            reads=tuple(places[leaf] for leaf in found.reads),
+            shipped=tuple(found.shipped),
+            updates=tuple(
+                WorkerUpdate(u.server, tuple(u.takes), tuple(places[leaf].names[part] for leaf, part in u.compared))
+                for u in found.updates
+            ),
+            computed=tuple(found.computed),
+            answers=tuple(found.answers),
+            local=len(self._local),
+            asks_first=any(not callback.shows for callback in found.callbacks),
+        )
+
+    def _program_of(self, update: Update, places: Sequence[Place]) -> UpdateProgram:
+        takes: list[int | None] = []
+        for take in update.takes:
+            if self.cut.shipped[take.shipped].kind == "array":
+                takes.append(None)
+            else:
+                takes += [None, None] if take.stop is None else [_rows_of(take)]
+        return UpdateProgram(
+            writes=tuple(places[leaf].names[part] for leaf, part in update.writes),
+            reads=tuple(places[leaf].names[part] for leaf, part in update.reads),
+            takes=tuple(takes),
+        )
+
+    # Sending it.
+
+    def send_updates(self) -> None:
+        """Sends the updates to the servers, the first time."""
+        with self._lock:
+            if not self._sent:
+                servers, calls = self._cluster.servers, {}
+                for update, program in zip(self.cut.updates, self._updates):
+                    number = update.server
+                    head, arrays = sent_update(
+                        program, update.program, servers.platforms[number], servers.is_local(number)
+                    )
+                    calls[number] = Call("program", {"key": self.key, **head}, arrays)
+                if calls:
+                    servers.all(calls)
+                self._sent = True
+
+    def for_worker(self, platform: str, local: bool) -> tuple[dict[str, object], Sequence[np.ndarray]]:
+        """Returns what a worker gets, as the head and the arrays of a call."""
+        if self.cut.has_callbacks and not local:
+            raise NotImplementedError(
+                f"{self.program.name} calls Python functions back in a loop or a branch, or uses what they return. "
+                "Workers in other processes cannot do that: print or assert outside of loops, and make values in "
+                "functions of datasets."
+            )
+        return sent_plan(self.worker, self.cut, platform, local)
+
+    def arguments(self, call: CallSignature) -> list[jax.Array]:
+        """Returns the arrays of a call, and behind them the values of variables that are in this process."""
+        with frames.lock:
+            local = [variable._storage.read()[i] for variable, i in self._local]
+        return [*call.dynamic, *local]
+
+    # What comes back.
+
+    def result(self, arrays: Sequence[np.ndarray]) -> Tree:
+        """Returns the function's result of what a worker has sent; assigns variables of this process."""
+        kinds = [self._kinds[output] for output in self._results]
+        leaves = [jnp.asarray(array, kind.dtype) for array, kind in zip(arrays, kinds)]
+        for variable, count in self.assigned_here:
+            own, leaves = leaves[:count], leaves[count:]
+            frames.frame().store(variable, own)
+        return self.program.results.rebuilt(leaves)
+
+    def call_back(self, operands: Sequence[Any]) -> None:
+        """Calls the functions that the program calls back; raises what one of them raises."""
+        guard, values = self.program._guard, list(operands)
+        assert guard is not None
+        with guard:
+            for callback in self.cut.callbacks:
+                own, values = values[: callback.count], values[callback.count :]
+                callback.function(*own)
+            error = guard.error(self.program.name)
+        if error is not None:
+            raise error
+
+
+def _rows_of(take: Take) -> int:
+    assert take.stop is not None
+    return take.stop - take.start
+
+
+class ScheduledCall(Closure):
+    """A closure with what its workers need.
+
+    Attributes:
+        function, call: the function and its arguments.
+        plan: the program for the elements that are expected to come.
+    """
+
+    def __init__(self, number: int, value: RemoteValueImpl, function: Function, call: CallSignature, plan: Plan):
+        super().__init__(number, value)
+        self.function, self.call, self.plan = function, call, plan
+
+    def iterators(self) -> list[PerWorkerDistributedIterator]:
+        """Returns the iterators that the elements come from, in the order of the program's reads."""
+        found = [read.source(self.call.iterators) for read in self.plan.program.reads]
+        for iterator in found:
+            if not isinstance(iterator, PerWorkerDistributedIterator):
+                raise TypeError(
+                    f"A scheduled function takes elements of {received(iterator)}, which is in this process alone. "
+                    "Make a per-worker dataset: iter(coordinator.create_per_worker_dataset(dataset_fn))."
+                )
+        return cast(list[PerWorkerDistributedIterator], found)
+
+
+class Planner:
+    """Makes the plans of one coordinator.
+
+    Args:
+        cluster: the cluster.
+        strategy: under which functions are traced.
+    """
+
+    def __init__(self, cluster: Cluster, strategy: StrategyLike):
+        self._cluster, self._strategy = cluster, strategy
+        # Programs for workers are others than those that the same function has in this process.
+        self._programs = weakref.WeakKeyDictionary[Programs, Programs]()
+        self._plans = weakref.WeakKeyDictionary[Program, Plan]()
+        self._lock = threading.RLock()
+
+    def planned(
+        self, function: Function, args: tuple[Tree, ...], kwargs: dict[str, Tree]
+    ) -> tuple[CallSignature, Plan]:
+        """Returns the call of a function, and the plan for it and for elements like those that came last."""
+        if function.input_signature is not None:
+            args, kwargs = bind_declared(function.input_signature, args, kwargs)
+        with self._lock, self._strategy.scope():
+            call = CallSignature(args, kwargs)
+            return call, self._plan(function, call, ())
+
+    def planned_again(self, closure: ScheduledCall, kinds: Sequence[Kinds]) -> Plan:
+        """Returns the plan of a closure for elements of these kinds."""
+        with self._lock, self._strategy.scope():
+            return self._plan(closure.function, closure.call, kinds)
+
+    def _plan(self, function: Function, call: CallSignature, kinds: Sequence[Kinds]) -> Plan:
+        programs = self._programs.get(function._programs)
+        if programs is None:
+            programs = Programs(function._code, falls_back=False, steps=1)
+            self._programs[function._programs] = programs
+        tracing = scheduling.Tracing(kinds)
+        with scheduling.traced_by(tracing):
+            program = None if call.ragged or call.has_dataset else programs.find_for(call)
+        if program is None:
+            raise RuntimeError(
+                f"{shown(function.python_function)} has no program of its own for these arguments, so that workers "
+                "cannot run it: it loops over a dataset, or takes strings or values that no program can take."
+            )
+        return self._plan_of(program, tracing.index_slot)
+
+    def _plan_of(self, program: Program, index_slot: int | None) -> Plan:
+        if program not in self._plans:
+            plan = Plan(program, index_slot, self._cluster)
+            if plan.assigned_here:
+                names = ", ".join(variable.name for variable, _ in plan.assigned_here)
+                raise ValueError(
+                    f"{program.name} is scheduled and assigns {names}, which is in the coordinator's process. Make it "
+                    "in the strategy's scope, so that it lies on a parameter server."
+                )
+            plan.send_updates()
+            self._plans[program] = plan
+        return self._plans[program]
+
+
+class RunsHere:
+    """Runs the programs of this process that have to do with variables on parameter servers.
+
+    Args:
+        cluster: the cluster.
+    """
+
+    def __init__(self, cluster: Cluster):
+        self._cluster = cluster
+        self._plans = weakref.WeakKeyDictionary[Program, tuple[Plan, WorkerPlan]]()
+        self._lock = threading.RLock()
+
+    def __call__(self, program: Program, call: CallSignature, elements: Sequence[Tree]) -> Tree:
+        """Runs a program: reads what it needs, computes here, and has the servers update what is theirs."""
+        with self._lock:
+            if program not in self._plans:
+                plan = Plan(program, None, self._cluster)
+                plan.send_updates()
+                head, _ = plan.for_worker("", local=True)
+                self._plans[program] = plan, cast(WorkerPlan, head["plan"])
+            plan, here = self._plans[program]
+        args, local = here.split(plan.arguments(call))
+        others = [*(array for element in elements for array in element_arrays(element)), *local]
+        servers = self._cluster.servers
+        for _ in range(_RETRIES):
+            computed = execution.compute(here, others, args, servers)
+            if here.asks_first:
+                plan.call_back(computed.operands)
+            with self._cluster.numbers.opened() as number:
+                results = execution.update(here, computed, servers, number, self._cluster.numbers.done)
+            if results is not None:
+                if computed.operands and not here.asks_first:
+                    plan.call_back(computed.operands)
+                return plan.result(results)
+        raise RuntimeError(
+            f"{program.name} assigns a variable a value that is computed of all of its old one, which workers replaced "
+            f"{_RETRIES} times meanwhile. Call it while no function is scheduled."
+        )

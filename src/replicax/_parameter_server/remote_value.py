@@ -1,0 +1,80 @@
+"""The result of a function that was scheduled, which comes later."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax._base import nest
+from replicax._base.types import Leaf, Tree
+
+
+class RemoteValue:
+    """The result of a scheduled function: `ClusterCoordinator.schedule` returns it at once.
+
+    `fetch()` waits for the function and returns the result as numpy arrays, `get()` as tensors.
+    """
+
+    def fetch(self) -> Tree:
+        """Waits for the function and returns its result with numpy arrays; raises what the function raised."""
+        raise NotImplementedError("Must be implemented in subclasses.")
+
+    def get(self) -> Tree:
+        """Waits for the function and returns its result with arrays; raises what the function raised."""
+        raise NotImplementedError("Must be implemented in subclasses.")
+
+
+class RemoteValueImpl(RemoteValue):
+    """The result of a closure.
+
+    Args:
+        waiting: a context in which somebody waits for it.
+    """
+
+    def __init__(self, waiting: Callable[[threading.Event], None]):
+        self._ended = threading.Event()
+        self._wait = waiting
+        self._result: Tree = None
+        self._error: BaseException | None = None
+
+    def _set(self, result: Tree) -> None:
+        self._result = result
+        self._ended.set()
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._ended.is_set():
+            self._error = error
+            self._ended.set()
+
+    def get(self) -> Tree:
+        if not self._ended.is_set():
+            self._wait(self._ended)
+        if self._error is not None:
+            with _own_traceback(self._error) as error:
+                raise error
+        return self._result
+
+    def fetch(self) -> Tree:
+        return nest.map_structure(_numpy, self.get())
+
+
+@contextlib.contextmanager
+def _own_traceback(error: BaseException) -> Iterator[BaseException]:
+    """Returns a context that raises an error which may be raised again: each time with the traceback of the first."""
+    before = error.__traceback__
+    try:
+        yield error
+    finally:
+        error.__traceback__ = before
+
+
+def _numpy(leaf: Leaf) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    array = np.asarray(leaf)
+    return array if array.ndim else array[()]

@@ -1,0 +1,111 @@
+"""What is known while a function is traced for workers: their index, and elements that are like theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._base.specs import has_64_bit_types
+from replicax._base.types import Leaf
+from replicax._tracing import frames
+
+# Shapes and dtypes of the arrays of one element.
+Kinds = tuple[tuple[tuple[int, ...], str], ...]
+
+_OUTSIDE = (
+    "Cannot retrieve the worker index. `get_worker_idx_and_num_workers` should be called from within a tf.function "
+    "being executed on a worker. This method should only be called from either a dataset_fn that is passed into "
+    "`ClusterCoordinator.create_per_worker_dataset`, or a tf.function that is passed into "
+    "`ClusterCoordinator.schedule`."
+)
+
+
+class Tracing:
+    """A trace for workers.
+
+    Attributes:
+        kinds: of the elements that it is to take, in the order of its reads; those after the last are as the
+            iterator's specs say.
+        taken: how many it has taken.
+        index_slot: the input that is the worker's index, None where it needs none.
+    """
+
+    def __init__(self, kinds: Sequence[Kinds]):
+        self.kinds, self.taken = kinds, 0
+        self.index_slot: int | None = None
+        self._level: frames.TraceFrame | None = None
+        self._index: jax.Array
+
+    def next_kinds(self) -> Kinds | None:
+        """Returns the kinds of the next element; None where they are not known."""
+        self.taken += 1
+        return self.kinds[self.taken - 1] if self.taken <= len(self.kinds) else None
+
+    def index(self) -> jax.Array:
+        """Returns the worker's index, as an input of the function."""
+        (level, *_) = frames.levels()
+        if self._level is not level:  # a trace that was given up may have had one
+            self._level = level
+            self.index_slot, self._index = level.new_input(jax.ShapeDtypeStruct((), index_dtype()))
+        return self._index
+
+
+def index_dtype() -> np.dtype:
+    """Returns the dtype of workers' indices, which is int64 where programs have such values."""
+    return np.dtype(np.int64 if has_64_bit_types() else np.int32)
+
+
+class _Current(NamedTuple):
+    tracing: Tracing | None = None
+    worker: int | None = None
+
+
+class _State(threading.local):
+    current = _Current()
+
+
+_state = _State()
+
+
+def tracing() -> Tracing | None:
+    """Returns the trace for workers that this thread makes, None where it makes none."""
+    return _state.current.tracing
+
+
+@contextlib.contextmanager
+def _entered(current: _Current) -> Iterator[None]:
+    before, _state.current = _state.current, current
+    try:
+        yield
+    finally:
+        _state.current = before
+
+
+def traced_by(tracing: Tracing) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which functions are traced for workers."""
+    return _entered(_Current(tracing=tracing))
+
+
+def on_worker(index: int) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which functions of datasets run on this worker."""
+    return _entered(_Current(worker=index))
+
+
+def experimental_get_current_worker_index() -> Leaf:
+    """Returns the index of the worker that runs the scheduled function or the function of a per-worker dataset.
+
+    Raises:
+        RuntimeError: outside of such functions.
+    """
+    current = _state.current
+    if current.worker is not None:
+        return jnp.asarray(current.worker, index_dtype())
+    if current.tracing is None:
+        raise RuntimeError(_OUTSIDE)
+    return current.tracing.index() if frames.levels() else jnp.asarray(0, index_dtype())  # in a first, eager call

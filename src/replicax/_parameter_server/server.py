@@ -1,0 +1,131 @@
+"""`Server`: a task of a cluster with parameter servers, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from replicax._base.errors import InternalError, NotFoundError
+from replicax._base.messages import received
+from replicax._cluster.spec import ClusterDef, ClusterSpec
+from replicax._parameter_server.parameter_server import ParameterServer
+from replicax._parameter_server.worker import Worker
+from replicax._transport.service import Service
+
+
+@dataclass
+class ServerDef:
+    """A task of a cluster.
+
+    Args:
+        cluster: the cluster.
+        job_name, task_index: which task of it.
+        protocol: `"grpc"`.
+    """
+
+    cluster: ClusterDef
+    job_name: str
+    task_index: int
+    protocol: str = "grpc"
+
+
+class Server:
+    """A task of a cluster: a worker, which runs functions for a coordinator, or a parameter server.
+
+    It runs in threads of this process; `join` waits for ever, which is all that the program of such a task does.
+    Several servers may be in one process, with the coordinator or without.
+
+    Args:
+        server_or_cluster_def: a `ClusterSpec` or what it takes, or a `ServerDef`.
+        job_name, task_index: which task this is; they may be left out where the cluster has only one.
+        protocol: `"grpc"`.
+        config: accepted for compatibility.
+        start: whether it starts at once.
+
+    Raises:
+        ValueError: the task is not given, and there are several.
+        InternalError: the cluster has no such job or task.
+        NotFoundError: another protocol.
+        JobError: it would be reached from other machines, and there is no secret. The message says how to make one.
+        OSError: nothing can listen at the address.
+
+    >>> import replicax as rx
+    >>> rx.Server.create_local_server(start=False).server_def.job_name
+    'localhost'
+    """
+
+    def __init__(
+        self,
+        server_or_cluster_def: Any,
+        job_name: str | None = None,
+        task_index: int | None = None,
+        protocol: str | None = None,
+        config: object = None,
+        start: bool = True,
+    ):
+        self._def = _server_def(server_or_cluster_def, job_name, task_index, protocol)
+        spec = ClusterSpec(self._def.cluster)
+        job = [address for name in spec.jobs for address in spec.job_tasks(name) if address is not None]
+        address = spec.task_address(self._def.job_name, self._def.task_index)
+        self._tasks = ParameterServer(), Worker()
+        methods = {name: method for task in self._tasks for name, method in task.methods().items()}
+        self._service = Service(address, methods, job=job, name=f"{self._def.job_name} {self._def.task_index}")
+        self._started = False
+        if start:
+            self.start()
+
+    @property
+    def server_def(self) -> ServerDef:
+        """The task."""
+        return self._def
+
+    @property
+    def target(self) -> str:
+        """The address, with `grpc://` before it."""
+        return f"grpc://{self._service.address}"
+
+    def start(self) -> None:
+        """Starts the server, if it has not started."""
+        if not self._started:
+            self._started = True
+            self._service.start()
+
+    def join(self) -> None:
+        """Waits until the server is stopped, which nothing but the end of the process does."""
+        self._service.wait()
+
+    @staticmethod
+    def create_local_server(config: object = None, start: bool = True) -> Server:
+        """Returns the only server of a cluster of one task, at a free port of this machine."""
+        return Server({"localhost": ["localhost:0"]}, protocol="grpc", config=config, start=start)
+
+
+def _server_def(given: Any, job_name: str | None, task_index: int | None, protocol: str | None) -> ServerDef:
+    """Returns the task that the arguments of `Server` name, checked."""
+    if isinstance(given, ServerDef):
+        job_name = given.job_name if job_name is None else job_name
+        task_index = given.task_index if task_index is None else task_index
+        protocol = given.protocol if protocol is None else protocol
+        given = given.cluster
+    elif not isinstance(given, (ClusterSpec, ClusterDef, Mapping)):
+        raise TypeError(f"A Server is made of a ClusterSpec, a dict of jobs, or a ServerDef, got {received(given)}.")
+    spec = ClusterSpec(given)
+    job_name = _only(spec.jobs, "job_name") if job_name is None else job_name
+    if job_name not in spec.jobs:
+        raise InternalError(f'Job "{job_name}" was not defined in cluster')
+    tasks = spec.task_indices(job_name)
+    task_index = _only(tasks, "task_index") if task_index is None else task_index
+    if task_index not in tasks:
+        raise InternalError(f'Task {task_index} was not defined in job "{job_name}"')
+    if protocol not in (None, "grpc"):
+        raise NotFoundError(
+            f'No server factory registered for the given ServerDef: protocol is "{protocol}", not "grpc".'
+        )
+    return ServerDef(spec.as_cluster_def(), job_name, task_index)
+
+
+def _only(names: Sequence[Any], argument: str) -> Any:
+    if len(names) != 1:
+        raise ValueError(f"Must specify an explicit `{argument}`.")
+    return names[0]

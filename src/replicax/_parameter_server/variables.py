@@ -1,0 +1,210 @@
+"""Variables whose values lie on parameter servers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.tree_util import PyTreeDef
+
+from replicax._base import jax_internals
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.types import Leaf, Tree
+from replicax._parameter_server.cut_types import Part
+from replicax._parameter_server.places import Place
+from replicax._parameter_server.servers import Servers
+from replicax._tracing import frames
+from replicax._tracing.state import State
+from replicax._values import Mirrored, PerReplica
+from replicax._variables.resource import ResourceVariable
+from replicax._variables.storage import Leaves, Storage, Types
+from replicax._variables.variable import Variable
+
+
+class Cluster(Protocol):
+    """A cluster with parameter servers, as variables need it."""
+
+    runner: Callable[[Any, Any, Sequence[Tree]], Tree]
+
+    @property
+    def servers(self) -> Servers: ...
+    def placed(self, tree: PyTreeDef, leaves: Leaves) -> Sequence[Sequence[Part]]: ...
+    def new_storage(
+        self, name: str, types: Types, leaves: Leaves, parts: Sequence[Sequence[Part]]
+    ) -> ServedStorage: ...
+
+
+class ServedStorage(Storage):
+    """Leaves that lie on parameter servers: each read and each write goes there.
+
+    Args:
+        name: the variable's, for errors.
+        types: the shapes and dtypes of its leaves.
+        cluster: the cluster with the servers.
+        places: where each leaf lies.
+    """
+
+    def __init__(self, name: str, types: Types, cluster: Cluster, places: Sequence[Place]):
+        super().__init__(name, types, None, (), lent=True)
+        self.cluster, self.places = cluster, list(places)
+
+    @property
+    def runner(self) -> Callable[[Any, Any, Sequence[Tree]], Tree]:  # type: ignore[override]
+        """Runs programs of this process with the variable."""
+        return self.cluster.runner
+
+    def owns_places(self) -> None:
+        """Has the servers forget the leaves when this storage is no more."""
+        weakref.finalize(self, self.cluster.servers.drop, self.places).atexit = False
+
+    def own(self) -> Leaves:
+        return self.read()
+
+    def read(self) -> Leaves:
+        arrays = self.cluster.servers.read(self.places)
+        with jax_internals.untraced():
+            return [jnp.asarray(array, kind.dtype) for array, kind in zip(arrays, self.types)]
+
+    read_one = stored = read
+
+    def read_component(self, replica: int) -> Leaves:
+        return self.read()
+
+    def write(self, leaves: Leaves) -> None:
+        self.cluster.servers.combine("assign", self.places, leaves, answers=False)
+
+    def write_component(self, replica: int, leaves: Leaves) -> None:
+        self.write(leaves)
+
+    def combine(self, method: str, leaves: Leaves, answers: bool) -> Leaves:
+        """Assigns, adds or subtracts leaves on the servers; returns the new values if they are asked for."""
+        arrays = self.cluster.servers.combine(method, self.places, leaves, answers)
+        with jax_internals.untraced():
+            return [jnp.asarray(array, kind.dtype) for array, kind in zip(arrays, self.types)]
+
+    def clone(self) -> Storage:
+        """Returns a storage with the same values in places of its own, on the same servers."""
+        return self.cluster.new_storage(self.name, self.types, self.read(), [place.parts for place in self.places])
+
+    def __getstate__(self) -> dict[str, object]:
+        raise TypeError(
+            f"{self.name} lies on parameter servers, and only its value can be pickled: pickle `variable.numpy()`, or "
+            "save it with a checkpoint."
+        )
+
+    def copied(self, leaves: Leaves) -> Leaves:
+        return leaves  # they are copies
+
+    def kept(self, indices: Sequence[int]) -> Leaves:
+        leaves = self.read()
+        return [leaves[index] for index in indices]
+
+    taken = kept
+
+    def put(self, indices: Sequence[int], leaves: Sequence[jax.Array]) -> None:
+        places = [self.places[index] for index in indices]
+        self.cluster.servers.combine("assign", places, leaves, answers=False)
+
+
+class ServedVariable(ResourceVariable):
+    """A variable whose leaves lie on parameter servers."""
+
+    _storage: ServedStorage
+
+    def __init__(self, *args: Any, cluster: Cluster, parts: Sequence[Sequence[Part]] | None = None, **kwargs: Any):
+        self._cluster, self._parts = cluster, parts
+        super().__init__(*args, **kwargs)
+
+    def _new_storage(self, leaves: Leaves, lent: bool) -> ServedStorage:
+        parts = self._parts if self._parts is not None else self._cluster.placed(self._treedef, leaves)
+        return self._cluster.new_storage(self.name, self._types, leaves, parts)
+
+    def _device(self) -> str:
+        servers = dict.fromkeys(part.server for place in self._storage.places for part in place.parts)
+        return ", ".join(f"/job:ps/replica:0/task:{server}/device:CPU:0" for server in servers)
+
+    @property
+    def device(self) -> str:
+        """The full name of the parameter server's device."""
+        return self._device()
+
+    def _update(self, method: str, value: Tree, read_value: bool) -> Tree:
+        if _is_traced():
+            return super()._update(method, value, read_value)
+        if isinstance(value, Variable):
+            value = value.value()
+        if isinstance(value, (PerReplica, Mirrored)):
+            raise TypeError(f"{self.name} takes one value, got a {type(value).__name__} value.")
+        leaves = self._as_leaves(value)
+        frames.refuse_tracers(leaves)
+        frames.note(cast(State, self))
+        new = self._storage.combine(method, leaves, read_value)
+        return self._of_leaves(new) if read_value else None
+
+    def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
+        if _is_traced():
+            return super()._update_slices(method, slices)
+        ids, rows = np.asarray(slices.indices), np.asarray(slices.values)
+        frames.note(cast(State, self))
+        self._storage.cluster.servers.scatter(method, self._storage.places[0], ids, rows)
+        return self.value()
+
+
+class ShardedVariable(ServedVariable):
+    """A variable whose rows are divided among parameter servers.
+
+    In compiled code it is one array, of which a lookup moves only the rows that it needs. `variables` are its parts,
+    each a variable.
+    """
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The parts, each on one server."""
+        return [PartVariable._part(self, number) for number in range(len(self._storage.places[0].parts))]
+
+    def __iter__(self) -> Iterator[Variable]:  # type: ignore[override]
+        return iter(self.variables)
+
+    def __len__(self) -> int:
+        raise TypeError("object of type 'ShardedVariable' has no len()")
+
+    def __getitem__(self, key: Any) -> Leaf:
+        return self.value()[key]
+
+
+class PartVariable(ServedVariable):
+    """One part of a sharded variable. In compiled code it is rows of the whole."""
+
+    _whole: ShardedVariable
+    _start: int
+
+    @classmethod
+    def _part(cls, whole: ShardedVariable, number: int) -> PartVariable:
+        self = cls.__new__(cls)
+        self.__dict__.update({name: value for name, value in whole.__dict__.items() if name != "_storage"})
+        place = whole._storage.places[0]
+        part = place.part(number)
+        self._whole, self._start, self._types = whole, place.parts[number].start, [part.kind]
+        self._name = f"{whole._name}/part_{number}"
+        self._storage = ServedStorage(self.name, self._types, whole._cluster, [part])
+        return self
+
+    def _get(self) -> Leaves:
+        if not _is_traced():
+            return super()._get()
+        return [leaf[self._start : self._start + self._types[0].shape[0]] for leaf in self._whole._get()]
+
+    def _put(self, leaves: Leaves) -> None:
+        if not _is_traced():
+            return super()._put(leaves)
+        pairs = zip(self._whole._get(), leaves)
+        self._whole._put([lax.dynamic_update_slice_in_dim(leaf, rows, self._start, 0) for leaf, rows in pairs])
+
+
+def _is_traced() -> bool:
+    return isinstance(frames.frame(), frames.TraceFrame)

@@ -1,0 +1,242 @@
+"""The coordinator's connection to one worker, and the threads that hand closures to it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
+
+from replicax._base import tracebacks
+from replicax._base.errors import JobError, UnavailableError
+from replicax._parameter_server.closures import Closure, ClosureQueue
+from replicax._parameter_server.cluster import Cluster
+from replicax._parameter_server.datasets import PerWorkerDistributedIterator
+from replicax._parameter_server.planner import Plan, Planner, ScheduledCall
+from replicax._parameter_server.scheduling import Kinds
+from replicax._parameter_server.shipping import packed
+from replicax._parameter_server.worker import SessionEndedError
+from replicax._transport.errors import Unreachable
+from replicax._transport.handlers import Answer
+from replicax._transport.peer import Peer, connect
+from replicax._transport.service import local_service
+
+_SLOTS = 2  # closures that a worker has at a time: one runs, the next is at hand
+_PATIENCE = 1.0  # seconds between two looks whether the coordinator was closed meanwhile
+_MOST_LOST = 10  # workers that may be lost while they run one closure, before it is taken for the cause
+
+
+class _Gone(Exception):
+    """The worker was lost; there may be a new session already."""
+
+
+class _Session:
+    """One connection to a worker, from its greeting to its end.
+
+    Attributes:
+        name: by which the worker knows it.
+        platform: the kind of devices that the worker computes on.
+        sent: the keys of the programs, datasets and iterators that it has.
+    """
+
+    def __init__(self, name: str, platform: str):
+        self.name, self.platform = name, platform
+        self.sent: set[str] = set()
+        self.turns = itertools.count()
+        self.lost = False
+        self.sending = threading.RLock()  # held while programs and datasets are sent
+
+
+class WorkerLink:
+    """A worker, as its coordinator sees it.
+
+    Args:
+        cluster: the cluster.
+        queue: the closures.
+        planner: makes programs for elements that were not expected.
+        index: the worker's.
+
+    Attributes:
+        running: how many closures it has.
+    """
+
+    def __init__(self, cluster: Cluster, queue: ClosureQueue, planner: Planner, index: int):
+        self.running = 0
+        self._cluster, self._queue, self._planner, self._index = cluster, queue, planner, index
+        self._peer: Peer = connect(cluster.worker_addresses[index], job=cluster.addresses)
+        self._is_local = local_service(self._peer.address) is not None
+        self._session: _Session | None = None
+        self._opening = threading.Lock()
+        self._reported = False  # whether it was told that the worker refuses
+        for _ in range(_SLOTS):
+            threading.Thread(target=self._serve, name=f"replicax-worker-{index}", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._peer.close()
+
+    def __repr__(self) -> str:
+        return f"worker {self._index} at {self._peer.address}"
+
+    # The connection.
+
+    def _open(self) -> _Session | None:
+        """Returns the session with the worker, waiting until it is there; None when the coordinator was closed."""
+        while not self._queue.stopped:
+            with self._opening:
+                if self._session is not None and not self._session.lost:
+                    return self._session
+                try:
+                    self._peer.wait_until_ready(_PATIENCE)
+                    self._session = self._begun()
+                    self._queue.joined(self)
+                    return self._session
+                except JobError as error:  # it is there, and refuses
+                    if not self._reported:
+                        self._reported = True
+                        tracebacks.warn(f"The coordinator cannot use {self!r}: {error}")
+                    threading.Event().wait(_PATIENCE)
+                except (UnavailableError, TimeoutError):
+                    pass
+        return None
+
+    def _begun(self) -> _Session:
+        name = uuid.uuid4().hex
+        head = {
+            "session": name,
+            "owner": self._cluster.name,
+            "index": self._index,
+            "servers": self._cluster.server_addresses,
+            "job": self._cluster.addresses,
+        }
+        answer, _ = self._peer.call("worker.begin", head)
+        session = _Session(name, answer["platform"])
+        self._peer.watch(lambda error: self._lose(session))
+        return session
+
+    def _lose(self, session: _Session) -> None:
+        session.lost = True
+        self._queue.left(self)
+
+    def _call(
+        self, session: _Session, method: str, head: Mapping[str, object], arrays: Sequence[object] = ()
+    ) -> Answer:
+        if session.lost:
+            raise _Gone
+        try:
+            return self._peer.call(f"worker.{method}", {"session": session.name, **head}, arrays)
+        except (Unreachable, SessionEndedError) as error:
+            self._lose(session)
+            raise _Gone from error
+
+    # Closures.
+
+    def _serve(self) -> None:
+        """Hands closures to the worker, until the coordinator is closed."""
+        while (session := self._open()) is not None:
+            closure = self._queue.take(self)
+            if closure is None:
+                return
+            try:
+                self._run(session, cast(ScheduledCall, closure))
+            except _Gone:
+                self._again(closure)
+            except BaseException as error:
+                self._queue.failed(closure, self, error)
+
+    def _again(self, closure: Closure) -> None:
+        """Has a closure run again, whose worker was lost."""
+        closure.lost += 1
+        if closure.lost < _MOST_LOST:
+            self._queue.put_back(closure, self)
+        else:
+            error = UnavailableError(
+                f"A scheduled function was lost {closure.lost} times, each time with the worker that ran it, at last "
+                f"{self!r}. It may be what ends them, for want of memory for one."
+            )
+            self._queue.failed(closure, self, error)
+
+    def _run(self, session: _Session, closure: ScheduledCall) -> None:
+        head = {"closure": closure.number, "failures": self._queue.failures}
+        answer, arrays = self._answer(session, closure, head)
+        if "changed" in answer:
+            with self._queue.alone(closure):
+                while "changed" in answer:  # no other closure changes anything now, but the coordinator's program may
+                    answer, arrays = self._answer(session, closure, head)
+        if "cancelled" in answer:
+            return self._queue.cancelled(closure, self)
+        count = answer["results"]
+        if len(arrays) > count:
+            closure.plan.call_back(arrays[count:])
+        closure.value._set(closure.plan.result(arrays[:count]))
+        self._queue.ended(closure, self)
+
+    def _answer(self, session: _Session, closure: ScheduledCall, head: Mapping[str, object]) -> Answer:
+        """Returns what the worker makes of a closure."""
+        with session.sending:  # what its worker lacks comes before it, and those that follow it come after it
+            iterators = [self._sent_iterator(session, iterator) for iterator in closure.iterators()]
+            self._send_plan(session, closure.plan)
+            head = {**head, "iterators": iterators, "turn": next(session.turns)}
+        while True:
+            now = {"plan": closure.plan.key, "done": self._cluster.numbers.done}
+            answer, arrays = self._call(session, "run", {**head, **now}, closure.plan.arguments(closure.call))
+            if "undecided" in answer:
+                return self._decided(session, head, functools.partial(closure.plan.call_back, arrays))
+            if "kinds" not in answer:
+                return answer, arrays
+            kinds = _kinds(answer["kinds"])  # of the elements that came, for which the worker has no program
+            with self._dropping(session, head):
+                closure.plan = self._planner.planned_again(closure, kinds)
+                self._send_plan(session, closure.plan)
+
+    def _decided(self, session: _Session, head: Mapping[str, object], call_back: Callable[[], None]) -> Answer:
+        """Calls the functions that a closure calls back, and has the worker go on if none of them raises."""
+        with self._dropping(session, head):
+            call_back()
+        return self._call(session, "decide", {**head, "apply": True, "done": self._cluster.numbers.done})
+
+    @contextlib.contextmanager
+    def _dropping(self, session: _Session, head: Mapping[str, object]) -> Iterator[None]:
+        """Returns a context in which an exception ends the turn of a closure, whose worker drops it."""
+        try:
+            yield
+        except _Gone:
+            raise
+        except BaseException:
+            self._call(session, "decide", {**head, "apply": False, "done": 0})
+            raise
+
+    # Programs and datasets.
+
+    def _send_plan(self, session: _Session, plan: Plan) -> None:
+        if plan.key not in session.sent:
+            head, arrays = plan.for_worker(session.platform, self._is_local)
+            self._call(session, "plan", {"key": plan.key, **head}, arrays)
+            session.sent.add(plan.key)
+
+    def _sent_iterator(self, session: _Session, iterator: PerWorkerDistributedIterator) -> str:
+        with session.sending:
+            dataset = iterator.dataset
+            if dataset.key not in session.sent:
+                head, arrays = packed(dataset.source, self._is_local)
+                self._call(session, "dataset", {"key": dataset.key, **head}, arrays)
+                session.sent.add(dataset.key)
+            if iterator.key not in session.sent:
+                self._call(session, "iterator", {"key": iterator.key, "dataset": dataset.key})
+                session.sent.add(iterator.key)
+        return iterator.key
+
+    def kinds_of(self, iterator: PerWorkerDistributedIterator) -> Kinds:
+        """Returns the shapes and dtypes of the worker's next element."""
+        session = self._open()
+        assert session is not None
+        key = self._sent_iterator(session, iterator)
+        answer, _ = self._call(session, "peek", {"iterator": key})
+        return _kinds([answer["kinds"]])[0]
+
+
+def _kinds(value: Sequence[Sequence[tuple[Sequence[int], str]]]) -> list[Kinds]:
+    return [tuple((tuple(shape), dtype) for shape, dtype in element) for element in value]

@@ -1,0 +1,167 @@
+"""Variables on parameter servers, and functions that workers run when they are free."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from replicax._base import devices as _devices
+from replicax._base.specs import TensorShape
+from replicax._base.types import Args, Kwargs, Tree
+from replicax._cluster.resolver import ClusterResolver
+from replicax._cluster.spec import ClusterSpec
+from replicax._collectives import cross_device_ops
+from replicax._input.placement import Placement
+from replicax._parameter_server.cluster import Cluster
+from replicax._parameter_server.coordinator import ClusterCoordinator
+from replicax._parameter_server.cut_types import Part
+from replicax._parameter_server.places import whole
+from replicax._parameter_server.planner import RunsHere
+from replicax._parameter_server.variables import ServedVariable, ShardedVariable
+from replicax._strategies.one_device import OneDeviceContext, OneDeviceStrategy
+from replicax._strategies.single_replica import SingleReplicaExtended
+from replicax._strategies.strategy import Strategy
+from replicax._tracing import context as _context
+from replicax._tracing.context import StrategyLike
+from replicax._values import ReplicaMesh
+from replicax._variables import creators
+from replicax._variables.as_leaves import ARRAY, initial_tree
+from replicax._variables.variable import Variable
+
+_JOBS = ("chief", "worker", "evaluator", "ps", None)
+
+
+class ParameterServerExtended(SingleReplicaExtended):
+    """The extended methods of `ParameterServerStrategy`."""
+
+    def __init__(
+        self,
+        container_strategy: StrategyLike,
+        resolver: ClusterResolver,
+        cluster: Cluster,
+        partitioner: Callable[..., Sequence[int]] | None,
+    ):
+        super().__init__(container_strategy)
+        self._mesh = ReplicaMesh([_devices.find_device("CPU:0")])
+        self._placement = Placement(self._mesh)
+        self._cluster_resolver = resolver
+        self._cluster, self._partitioner = cluster, partitioner
+        self._colocated_with: list[Variable] = []
+
+    def _device_text(self) -> str:
+        return f"{len(self._cluster.worker_addresses)} workers, {len(self._cluster.server_addresses)} parameter servers"
+
+    @property
+    def worker_devices(self) -> Sequence[str]:
+        return ("/device:CPU:0",)
+
+    @property
+    def parameter_devices(self) -> Sequence[str]:
+        return ("/job:chief/replica:0/task:0/device:CPU:0",)
+
+    def _call(self, fn: Callable[..., Tree], args: Args, kwargs: Kwargs) -> Tree:
+        with _context.entered(self._container, OneDeviceContext(self._container, None)):
+            return fn(*args, **kwargs)
+
+    def _broadcast(self, tensor: Tree, destinations: object) -> Tree:
+        cross_device_ops.check_destinations(destinations)
+        return tensor
+
+    @contextlib.contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:  # type: ignore[override]
+        with super().colocate_vars_with(colocate_with_variable):
+            self._colocated_with.append(colocate_with_variable)
+            try:
+                yield
+            finally:
+                self._colocated_with.pop()
+
+    def _new_variable(self, **kwargs: Tree) -> Variable:
+        with creators.outside(self._container):
+            leaves, tree, _ = initial_tree(kwargs["initial_value"], kwargs["dtype"])
+            kwargs["initial_value"] = tree.unflatten(leaves)
+            parts = self._parts(leaves[0]) if tree == ARRAY else None
+            kind = ServedVariable if parts is None or len(parts) == 1 else ShardedVariable
+            variable = kind(**kwargs, cluster=self._cluster, parts=None if parts is None else [parts])
+        variable._strategy = self._container
+        return variable
+
+    def _parts(self, array: jax.Array) -> Sequence[Part] | None:
+        """Returns where a variable of one array goes; None for the server whose turn it is."""
+        shape = array.shape
+        if self._colocated_with:
+            return _beside(self._colocated_with[-1], shape)
+        if self._partitioner is None or not shape:
+            return None
+        counts = list(self._partitioner(TensorShape(shape), array.dtype))
+        if len(counts) != len(shape) or counts[0] < 1 or any(count != 1 for count in counts[1:]):
+            raise ValueError(
+                "variable_partitioner must return a list/tuple whose elements are 1 besides the first element "
+                f"(non-zero), got: {counts!r}"
+            )
+        return self._cluster.shards(shape, counts[0]) if counts[0] > 1 else None
+
+
+def _beside(variable: Variable, shape: tuple[int, ...]) -> Sequence[Part]:
+    """Returns the parts of a new array that lies with a variable: divided as that is, if it has as many rows."""
+    assert isinstance(variable, ServedVariable)
+    place = variable._storage.places[0]
+    if place.kind.shape[:1] == shape[:1]:
+        return place.parts
+    return whole(place.parts[0].server, shape)
+
+
+class ParameterServerStrategy(Strategy):
+    """Keeps variables on parameter servers, and has workers run functions when they are free: asynchronous training.
+
+    The program of the coordinator makes the strategy, variables in its scope, and a `ClusterCoordinator`, which
+    schedules functions. Workers and parameter servers run a `Server`. Each function that a worker runs reads the values
+    that variables have then, and updates them at once when it ends: workers do not wait for each other, and may come
+    and go.
+
+    Args:
+        cluster_resolver: tells the addresses of all tasks: jobs `"worker"` and `"ps"`, and perhaps `"chief"`, this one.
+        variable_partitioner: says into how many parts variables are divided along axis 0, each on a server; see
+            `replicax.partitioners`. By default they are not divided, and go to the servers in turn.
+
+    Raises:
+        ValueError: the cluster has no worker or no parameter server, several chiefs, or other jobs.
+    """
+
+    _cluster_coordinator: ClusterCoordinator | None
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver,
+        variable_partitioner: Callable[..., Sequence[int]] | None = None,
+    ):
+        spec = cluster_resolver.cluster_spec()
+        _check(spec, cluster_resolver)
+        self._cluster = Cluster(spec)
+        self._cluster.runner = RunsHere(self._cluster)
+        self._cluster_coordinator = None
+        super().__init__(ParameterServerExtended(self, cluster_resolver, self._cluster, variable_partitioner))
+
+    def __reduce__(self) -> Any:  # type: ignore[override]
+        return OneDeviceStrategy, ("CPU:0",)  # what it is for functions of datasets, in a worker's process
+
+
+def _check(spec: ClusterSpec, resolver: ClusterResolver) -> None:
+    """Raises `ValueError` for a cluster that cannot be."""
+    if not spec:
+        raise ValueError("Cluster spec must be non-empty in `tf.distribute.cluster_resolver.ClusterResolver`.")
+    if any(job not in _JOBS for job in spec.jobs):
+        raise ValueError(
+            f"Disallowed task type found in cluster spec. Allowed types are {_JOBS} and the cluster spec is {spec}."
+        )
+    if "chief" in spec.jobs and spec.num_tasks("chief") > 1:
+        raise ValueError("There must be at most one 'chief' job.")
+    for job, name in (("ps", "ps"), ("worker", "worker")):
+        if job not in spec.jobs or not spec.num_tasks(job):
+            raise ValueError(f"There must be at least one {name}.")
+    kind, number = resolver.task_type, resolver.task_id
+    if kind in spec.jobs and number is not None and number >= spec.num_tasks(kind):
+        raise ValueError(f"The `task_id` {number} exceeds the maximum id of {kind}.")

@@ -1,0 +1,208 @@
+"""Scheduled functions, with tasks in one process and over processes."""
+
+from __future__ import annotations
+
+import pytest
+from ps_clusters import ENVIRONMENT
+
+PLACES = pytest.mark.parametrize("processes", [False, True], ids=["one process", "processes"])
+
+
+@pytest.fixture
+def run(run_python):
+    def run(code, **env):
+        head = """
+            import jax, jax.numpy as jnp, numpy as np, optax
+            import replicax as rx
+            from ps_clusters import Cluster
+            def raised(function, *args, **kwargs):
+                try:
+                    return "nothing", function(*args, **kwargs)
+                except Exception as error:
+                    return type(error).__name__, str(error), "".join(getattr(error, "__notes__", ()))
+        """
+        import textwrap
+
+        done = run_python(textwrap.dedent(head) + textwrap.dedent(code), env={**ENVIRONMENT, **env}, timeout=180)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+@PLACES
+def test_updates_of_many_closures_add_up(run, processes):
+    run(f"""
+        with Cluster(workers=3, servers=2, processes={processes}) as cluster:
+            co = cluster.coordinator
+            with cluster.strategy.scope():
+                count, total = rx.Variable(0), rx.Variable(jnp.zeros((4, 3)))
+            @rx.function
+            def step(x):
+                count.assign_add(1)
+                total.assign_add(x)
+                return count.read_value(), {{"twice": [x * 2]}}
+            values = [co.schedule(step, args=(jnp.full((4, 3), float(i)),)) for i in range(200)]
+            co.join()
+            results = co.fetch(values)
+            assert sorted(int(r[0]) for r in results) == list(range(1, 201)), "each answer is the server's own"
+            assert results[7][1]["twice"][0].tolist() == [[14.0] * 3] * 4
+            assert count.numpy() == 200 and total.numpy().tolist() == [[float(sum(range(200)))] * 3] * 4
+            assert co.done()
+            step(jnp.ones((4, 3)))  # in this process
+            assert count.numpy() == 201
+    """)
+
+
+@PLACES
+def test_a_value_computed_of_all_of_the_old_one_loses_no_update(run, processes):
+    """A running product of matrices: no slice of the update goes element by element."""
+    run(f"""
+        with Cluster(workers=3, servers=1, processes={processes}) as cluster:
+            co = cluster.coordinator
+            with cluster.strategy.scope():
+                ring = rx.Variable(jnp.arange(1000.0))
+                matrix = rx.Variable(jnp.eye(20))
+            @rx.function
+            def turn():
+                ring.assign(jnp.roll(ring.value(), 1))
+                matrix.assign(matrix.value() @ jnp.roll(jnp.eye(20), 1, axis=0))
+            for _ in range(61):
+                co.schedule(turn)
+            co.join()
+            assert ring.numpy()[:3].tolist() == [939.0, 940.0, 941.0], ring.numpy()[:3]
+            assert np.argmax(matrix.numpy()[0]) in (1, 19)
+            assert (np.linalg.matrix_power(np.roll(np.eye(20), 1, axis=0), 61) == matrix.numpy()).all()
+    """)
+
+
+@PLACES
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
+def test_an_embedding_trains_as_on_one_device_with_one_worker(run, processes, sharded):
+    run(f"""
+        partitioner = rx.experimental.partitioners.FixedShardsPartitioner(2) if {sharded} else None
+        rng = np.random.default_rng(0)
+        table0, weights0 = rng.normal(size=(500, 8)).astype("f4"), rng.normal(size=(8, 1)).astype("f4")
+        def make(strategy):
+            with strategy.scope():
+                table, weights = rx.Variable(table0), rx.Variable(weights0)
+                optimizer = rx.Optimizer(optax.adam(1e-2), [table, weights])
+            @rx.function
+            def step(iterator):
+                ids, y = next(iterator)
+                with rx.GradientTape() as tape:
+                    loss = jnp.mean(((table.value()[ids] @ weights.value())[:, 0] - y) ** 2)
+                optimizer.apply_gradients(tape.gradient(loss, [table, weights]))
+                return loss
+            return table, weights, step
+        def data():
+            rng = np.random.default_rng(1)
+            arrays = rng.integers(0, 500, 100).astype("i4"), rng.normal(size=100).astype("f4")
+            return rx.data.Dataset.from_tensor_slices(arrays).batch(32).repeat(3)  # the last of each has 4 rows
+        with Cluster(workers=1, servers=2, processes={processes}, partitioner=partitioner) as cluster:
+            table, weights, step = make(cluster.strategy)
+            iterator = iter(cluster.coordinator.create_per_worker_dataset(data))
+            losses = [cluster.coordinator.schedule(step, args=(iterator,)) for _ in range(12)]
+            losses = cluster.coordinator.fetch(losses)
+            served = table.numpy(), weights.numpy()
+            kind = type(table).__name__
+        table, weights, step = make(rx.OneDeviceStrategy("CPU:0"))
+        iterator = iter(data())
+        np.testing.assert_allclose(losses, [step(iterator) for _ in range(12)], rtol=1e-5)
+        np.testing.assert_allclose(served[0], table.numpy(), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(served[1], weights.numpy(), rtol=1e-4, atol=1e-6)
+        assert kind == ("ShardedVariable" if {sharded} else "ServedVariable")
+    """)
+
+
+@PLACES
+def test_an_assertion_that_fails_updates_nothing_and_prints_come_out_here(run, processes):
+    done = run(f"""
+        import replicax.tf as tf
+        with Cluster(workers=2, servers=1, processes={processes}) as cluster:
+            co = cluster.coordinator
+            with cluster.strategy.scope():
+                v = tf.Variable(1.0)
+            @tf.function
+            def step(x):
+                tf.debugging.assert_positive(x, message="must be positive")
+                v.assign_add(x)
+                tf.print("x is", x)
+                return x
+            assert co.schedule(step, args=(tf.constant(2.0),)).fetch() == 2.0
+            failing = co.schedule(step, args=(tf.constant(-5.0),))
+            assert raised(failing.fetch)[0] == "InvalidArgumentError", raised(failing.fetch)
+            assert raised(co.join)[0] == "InvalidArgumentError"
+            co.join()
+            assert v.numpy() == 3.0, v.numpy()
+    """)
+    assert "x is 2" in done.stdout + done.stderr
+
+
+@PLACES
+def test_an_error_of_a_dataset_is_the_closures_with_the_workers_traceback(run, processes):
+    run(f"""
+        def broken():
+            def fail(x):
+                raise KeyError("no such word")
+            return rx.data.Dataset.range(3).map(lambda x: rx_numpy(fail, x))
+        def rx_numpy(fail, x):
+            return fail(x)
+        def data():
+            def generate():
+                yield np.float32(1)
+                raise KeyError("no such word")
+            return rx.data.Dataset.from_generator(generate, output_signature=rx.TensorSpec([]))
+        with Cluster(workers=1, servers=1, processes={processes}) as cluster:
+            co = cluster.coordinator
+            iterator = iter(co.create_per_worker_dataset(data))
+            step = rx.function(lambda it: next(it))
+            assert co.schedule(step, args=(iterator,)).fetch() == 1.0
+            kind, text, notes = raised(co.schedule(step, args=(iterator,)).fetch)
+            assert "no such word" in text, (kind, text)
+            if {processes}:
+                assert "generate" in notes and "worker 0" in notes, notes
+    """)
+
+
+def test_variables_that_are_gone_are_dropped_by_their_servers(run):
+    run("""
+        import gc
+        with Cluster(workers=1, servers=1) as cluster:
+            with cluster.strategy.scope():
+                one = rx.Variable(jnp.zeros(3))
+                other = rx.Variable(jnp.zeros(3))
+            (server,) = [s for s in cluster._local if s.server_def.job_name == "ps"]
+            owners = server._tasks[0]._owners
+            (owner,) = owners.values()
+            assert len(owner.leaves) == 2
+            del other
+            gc.collect()
+            with cluster.strategy.scope():
+                third = rx.Variable(0)
+            assert len(owner.leaves) == 2
+        assert not owners
+    """)
+
+
+def test_variables_of_another_place_are_read_and_not_assigned(run):
+    run("""
+        with Cluster() as cluster:
+            co = cluster.coordinator
+            here = rx.Variable(2.0)
+            with cluster.strategy.scope():
+                there = rx.Variable(1.0)
+            multiply = rx.function(lambda: there.assign(there * here))
+            co.schedule(multiply)
+            co.join()
+            here.assign(5.0)
+            co.schedule(multiply)
+            co.join()
+            assert there.numpy() == 10.0
+            kind, text, _ = raised(co.schedule, rx.function(lambda: here.assign_add(there)))
+            assert kind == "ValueError" and "scope" in text, text
+            assert rx.function(lambda: (here.assign_add(there), there.assign_add(here)))
+            both = rx.function(lambda: [here.assign_add(there), there.assign_add(here)])
+            both()
+            assert (here.numpy(), there.numpy()) == (15.0, 25.0)
+    """)
