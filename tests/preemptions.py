@@ -27,13 +27,18 @@ PROGRAM = """
     checkpoint = rx.train.Checkpoint(weights=weights, momentum=momentum, iterator=iterator)
     handler = rx.experimental.PreemptionCheckpointHandler(strategy.cluster_resolver, checkpoint, os.environ["FOLDER"])
 
+    def replica(x):
+        gradient = rx.get_replica_context().all_reduce("MEAN", jnp.mean(x.astype(jnp.float32)) - weights.value())
+        momentum.assign(0.5 * momentum.value() + gradient)
+        weights.assign_add(0.25 * momentum.value())
+
     @rx.function
     def step(iterator):
-        def replica(x):
-            gradient = rx.get_replica_context().all_reduce("MEAN", jnp.mean(x.astype(jnp.float32)) - weights.value())
-            momentum.assign(0.5 * momentum.value() + gradient)
-            weights.assign_add(0.25 * momentum.value())
         strategy.run(replica, args=(next(iterator),))
+
+    @rx.function
+    def step_with(batch):
+        strategy.run(replica, args=(batch,))
 
     def say(how):
         print("told", json.dumps([how, handler.total_run_calls, [float(x).hex() for x in weights.numpy()]]), flush=True)
@@ -43,7 +48,7 @@ PROGRAM = """
     last = int(os.environ.get("LAST", "0"))
     try:
         while not last or handler.total_run_calls < last:
-            handler.run(step, iterator)
+            handler.run(step, iterator) if "TAKEN" not in os.environ else handler.run(step_with, next(iterator))
     except SystemExit:
         say("stopped")
         raise
@@ -74,9 +79,11 @@ def told(done: dict[int, Any], how: str) -> tuple[Any, ...]:
 
 def preempt(folder: Path, run: int, choice: random.Random) -> tuple[Seen, str]:
     """Starts the workers, sends SIGTERM to one or two of them at a random moment, and waits for the end of all."""
-    with Workers(folder / f"run{run}", 3, PROGRAM, env={"FOLDER": str(folder / "checkpoints")}) as workers:
+    taken = {"TAKEN": "1"} if choice.random() < 0.5 else {}  # batches are taken to be arguments
+    env = {"FOLDER": str(folder / "checkpoints"), **taken}
+    with Workers(folder / f"run{run}", 3, PROGRAM, env=env) as workers:
         workers.wait_for("ready")
-        time.sleep(choice.uniform(0.0, 1.0))  # no wait for anything: the moment is what is tried
+        time.sleep(choice.uniform(0.0, 2.0))  # no wait for anything: the moment is what is tried
         which = tuple(choice.sample(range(3), choice.choice([1, 1, 1, 2])))
         since = [workers.send(worker, signal.SIGTERM) for worker in which][0]
         done = workers.join(timeout=60)

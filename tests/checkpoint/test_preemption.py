@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 import threading
 import types
 
@@ -38,7 +39,7 @@ def leave():
 
 
 @over()
-def test_a_signal_saves_before_the_next_step_and_a_new_handler_goes_on(make, tmp_path):
+def test_a_signal_saves_after_the_next_step_and_a_new_handler_goes_on(make, tmp_path):
     strategy = make()
 
     def made():
@@ -51,9 +52,10 @@ def test_a_signal_saves_before_the_next_step_and_a_new_handler_goes_on(make, tmp
         variable.assign_add([1.0, 2.0])
 
     variable, handler, step = made()
-    for _ in range(3):
-        handler.run(step)
+    handler.run(step)
+    handler.run(step)
     notice()
+    handler.run(step)
     with pytest.raises(SystemExit) as ended:
         handler.run(step)
     assert ended.value.code == 42 and handler.total_run_calls == 3
@@ -69,13 +71,13 @@ def made(folder, *config, **more):
     return variable, Handler(None, rx.train.Checkpoint(v=variable), folder, Config(*config, **more))
 
 
-def test_a_signal_before_the_first_step_saves_what_is_there(tmp_path):
+def test_a_signal_before_the_first_step_saves_after_it(tmp_path):
     variable, handler = made(tmp_path, exit_fn=leave)
-    variable.assign(5.0)
     notice()
+    handler.run(variable.assign, 5.0)
     pytest.raises(Left, handler.run, variable.assign, 6.0)
     again, handler = made(tmp_path)
-    assert float(again) == 5.0 and handler.total_run_calls == 0
+    assert float(again) == 5.0 and handler.total_run_calls == 1
 
 
 def test_a_signal_during_a_step_lets_it_end(tmp_path):
@@ -87,10 +89,11 @@ def test_a_signal_during_a_step_lets_it_end(tmp_path):
         return float(variable.assign_add(1.0))
 
     assert handler.run(step) == 2.0 and handler.total_run_calls == 1
+    handler.run(lambda: None)
     variable.assign(2.5)  # between the steps
     pytest.raises(Left, handler.run, step)
     again, handler = made(tmp_path)
-    assert float(again) == 2.5 and handler.total_run_calls == 1
+    assert float(again) == 2.5 and handler.total_run_calls == 2
 
 
 def test_a_signal_after_the_last_step_is_heeded_at_the_end_of_the_scope_alone(tmp_path):
@@ -100,6 +103,7 @@ def test_a_signal_after_the_last_step_is_heeded_at_the_end_of_the_scope_alone(tm
     assert os.listdir(tmp_path / "a") == []
     with pytest.raises(Left), handler.watch_preemption_scope():
         handler.run(variable.assign, 2.0)
+    assert float(made(tmp_path / "a")[0]) == 2.0
     variable, handler = made(tmp_path / "b", exit_fn=leave)
     with pytest.raises(Left), handler.watch_preemption_scope():
         handler.run(variable.assign, 3.0)
@@ -108,7 +112,8 @@ def test_a_signal_after_the_last_step_is_heeded_at_the_end_of_the_scope_alone(tm
     with pytest.raises(ZeroDivisionError), handler.watch_preemption_scope():
         notice()
         1 // 0  # noqa: B018
-    pytest.raises(Left, handler.run, variable.assign, 4.0)
+    handler.run(variable.assign, 4.0)
+    pytest.raises(Left, handler.run, variable.assign, 5.0)
 
 
 def test_a_loop_of_ones_own_counts_the_step_that_is_saved(tmp_path):
@@ -120,7 +125,31 @@ def test_a_loop_of_ones_own_counts_the_step_that_is_saved(tmp_path):
                 notice()
             handler.save_checkpoint_if_preempted()
     variable, handler = made(tmp_path)
-    assert handler.total_run_calls == 5 and float(variable) == 5.0
+    assert handler.total_run_calls == 6 and float(variable) == 6.0
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_batch_that_is_taken_and_not_trained_is_taken_again(taken, tmp_path):
+    """Taken in the step, or as its argument; and the count between the steps is saved as it is then."""
+
+    def train(interrupt_at=None):
+        total, epochs = rx.Variable(0), rx.Variable(0)
+        iterator = iter(rx.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset(rx.data.Dataset.range(100)))
+        checkpoint = rx.train.Checkpoint(total=total, epochs=epochs, iterator=iterator)
+        handler = Handler(None, checkpoint, tmp_path, Config(exit_fn=leave))
+        for step in range(handler.total_run_calls, 20):
+            if step == interrupt_at:
+                notice()
+            if taken:
+                handler.run(total.assign_add, next(iterator))
+            else:
+                handler.run(lambda: total.assign_add(next(iterator)))
+            epochs.assign_add(1)
+        return int(total), int(epochs)
+
+    pytest.raises(Left, train, interrupt_at=4)
+    pytest.raises(Left, train, interrupt_at=11)
+    assert train() == (sum(range(20)), 20)
 
 
 def test_the_manager_and_its_interval_and_arguments(tmp_path):
@@ -131,9 +160,10 @@ def test_the_manager_and_its_interval_and_arguments(tmp_path):
     )
     handler = Handler(None, manager, termination_config=Config(exit_fn=leave))
     assert manager.save() is not None
-    for _ in range(3):
-        handler.run(steps.assign_add, 1)
+    handler.run(steps.assign_add, 1)
+    handler.run(steps.assign_add, 1)
     notice()
+    handler.run(steps.assign_add, 1)
     pytest.raises(Left, handler.save_checkpoint_if_preempted, checkpoint_number=77)
     assert sorted(os.listdir(tmp_path)) == ["checkpoint", "ckpt-1", "ckpt-77"]
     assert rx.train.load_variable(tmp_path, "steps/.ATTRIBUTES/VARIABLE_VALUE") == 3
@@ -153,8 +183,10 @@ def test_a_save_fn_is_called_in_place_of_the_manager(tmp_path):
     got = []
     variable, handler = made(tmp_path, exit_fn=leave, save_fn=lambda *args, **kwargs: got.append((args, kwargs)))
     notice()
+    handler.save_checkpoint_if_preempted(2, why="preempted")
     pytest.raises(Left, handler.save_checkpoint_if_preempted, 3, why="preempted")
     notice()
+    handler.run(variable.assign, 1.0)
     pytest.raises(Left, handler.run, variable.assign, 1.0)
     assert got == [((3,), {"why": "preempted"}), ((), {})] and os.listdir(tmp_path) == []
 
@@ -185,7 +217,7 @@ def test_where_the_exit_fn_returns_the_step_is_made_and_a_later_signal_is_heeded
     exits = []
     variable, handler = made(tmp_path, exit_fn=lambda: exits.append(float(variable)))
     for step in range(6):
-        if step in (2, 4):
+        if step in (1, 3):
             notice()
         handler.run(variable.assign_add, 1.0)
     assert exits == [2.0, 4.0] and handler.total_run_calls == 6
@@ -197,11 +229,12 @@ def test_in_a_grace_period_training_goes_on_and_a_second_signal_ends_it(tmp_path
     notice()
     for _ in range(5):
         handler.run(variable.assign_add, 1.0)
-    assert float(made(tmp_path)[0]) == 0.0
+    assert float(made(tmp_path)[0]) == 1.0
     notice()
+    handler.run(variable.assign_add, 1.0)
     pytest.raises(Left, handler.run, variable.assign_add, 1.0)
     again, handler = made(tmp_path)
-    assert float(again) == 5.0 and handler.total_run_calls == 5
+    assert float(again) == 6.0 and handler.total_run_calls == 6
 
 
 def test_a_grace_period_ends_by_itself(tmp_path, monkeypatch):
@@ -233,19 +266,20 @@ def test_an_interrupt_during_the_save_comes_out_and_the_next_step_saves_again(tm
     saved = []
     variable, handler = made(tmp_path, exit_fn=leave, save_fn=save)
     notice()
+    handler.run(variable.assign_add, 1.0)
     pytest.raises(KeyboardInterrupt, handler.run, variable.assign_add, 1.0)
-    assert not saved and float(variable) == 0.0
+    assert not saved and float(variable) == 1.0
     pytest.raises(Left, handler.run, variable.assign_add, 1.0)
-    assert saved == [0.0]
+    assert saved == [1.0]
 
 
 def test_a_signal_during_the_save_is_part_of_the_same_notice(tmp_path):
     saves = []
     variable, handler = made(tmp_path, exit_fn=lambda: None, save_fn=lambda: (saves.append(1), notice(), notice()))
     notice()
-    handler.run(variable.assign_add, 1.0)
-    handler.run(variable.assign_add, 1.0)
-    assert saves == [1] and float(variable) == 2.0
+    for _ in range(4):
+        handler.run(variable.assign_add, 1.0)
+    assert saves == [1] and float(variable) == 4.0
 
 
 def test_a_signal_ends_the_process_when_the_handler_is_gone(run_python, tmp_path):
@@ -271,6 +305,7 @@ def test_a_watcher_tells_of_the_signal(tmp_path):
     assert later.preemption_message is None
     earlier.block_until_worker_exit()  # without a job there is nobody to wait for
     handler.save_checkpoint_if_preempted()
+    handler.save_checkpoint_if_preempted()
 
 
 def test_a_handler_refuses_what_cannot_be_saved_or_agreed(tmp_path):
@@ -291,3 +326,10 @@ def test_a_handler_refuses_what_cannot_be_saved_or_agreed(tmp_path):
     checkpoint.checkpointed_runs = rx.Variable(1)
     with pytest.raises(ValueError, match="'checkpointed_runs'"):
         Handler(None, checkpoint, tmp_path)
+
+
+def test_without_orbax_the_handler_is_refused_and_not_the_save(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    with pytest.raises(ImportError, match="written by Orbax"):
+        made(tmp_path)
+    made(tmp_path, save_fn=lambda: None)

@@ -80,15 +80,18 @@ def test_at_random_moments_all_stop_at_one_step_and_nothing_is_lost(tmp_path):
     assert finish(tmp_path / "preempted", last) == finish(tmp_path / "undisturbed", last)
 
 
-def test_the_step_that_some_have_begun_is_the_last_of_all(folder):
-    """Worker 0 is between two steps; the others stand in the next one, in a collective that needs worker 0."""
+def test_the_step_that_some_have_begun_is_made_by_all(folder):
+    """Worker 0 is between two steps; the others stand in the next one, in a collective that needs worker 0.
+
+    All make that step and one more.
+    """
     program = """
     def begun():
         mark("begun")
         step()
 
     handler = make(exit_fn=lambda: (print("at", handler.total_run_calls, float(v), flush=True), os._exit(7)))
-    for number in range(9):
+    for number in range(1000):
         if me == 0 and number == 3:
             wait("begun")
         handler.run(begun if me and number == 3 else step)
@@ -101,7 +104,7 @@ def test_the_step_that_some_have_begun_is_the_last_of_all(folder):
         done = workers.join()
     # Worker 0 may have gone on before it was asked.
     assert statuses(done) == [7, 7, 7] and len(set(last_lines(done))) == 1, workers.output()
-    assert re.fullmatch(r"at ([4-8]) [\d.]+", last_lines(done)[0]), workers.output()
+    assert re.fullmatch(r"at \d+ [\d.]+", last_lines(done)[0]), workers.output()
     assert sorted(os.listdir(folder / "ck")) == ["checkpoint", "ckpt-1"]
 
 
@@ -224,7 +227,7 @@ def test_a_signal_before_the_first_and_after_the_last_step(folder, when):
         done = workers.join()
     assert len(set(last_lines(done))) == 1, workers.output()
     if when == "before":  # the others may have begun their first step
-        assert statuses(done) == [42] * 3 and last_lines(done)[0] in ("left at 0", "left at 1"), workers.output()
+        assert statuses(done) == [42] * 3 and last_lines(done)[0] in ("left at 1", "left at 2"), workers.output()
     else:
         assert statuses(done) == [0] * 3 and last_lines(done)[0] == "ends at 3", workers.output()
 

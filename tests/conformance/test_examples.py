@@ -58,3 +58,19 @@ def test_workers_go_on_from_their_checkpoints(tmp_path):
     assert f"1 replicas; going on from {folder}/ckpt-2 after 2 epochs" in alone and "epoch 3: " in alone
     losses = [float(re.search(r"loss ([\d.]+)", text)[1]) for text in (first, second, alone)]
     assert losses[0] > 1.2 * losses[1] > 1.2 * 1.2 * losses[2]
+
+
+def test_a_preempted_job_ends_as_an_undisturbed_one(tmp_path):
+    def launched(folder: str, *options: str) -> subprocess.CompletedProcess[str]:
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("REPLICAX_", "KERAS_"))}
+        command = [sys.executable, "-m", "replicax.launch", "--workers", "2", "--max-restarts", "1"]
+        command += [str(EXAMPLES / "preemption.py"), "--folder", str(tmp_path / folder), "--steps", "120", *options]
+        ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+        assert ended.returncode == 0, ended.stderr[-3000:]
+        return ended
+
+    undisturbed, preempted = launched("a"), launched("b", "--interrupt-at", "40")
+    assert "restart after a preemption" in preempted.stderr and "restart" not in undisturbed.stderr
+    begun = [int(step) for step in re.findall(r"2 replicas; beginning at step (\d+)", preempted.stdout)]
+    assert begun[0] == 0 and 40 <= begun[1] < 120
+    assert preempted.stdout.splitlines()[-1] == undisturbed.stdout.splitlines()[-1]

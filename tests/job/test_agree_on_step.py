@@ -30,7 +30,7 @@ def steps_until_saved(gate, most=100):
     return next((count for count in range(most) if not gate.passes()), most)
 
 
-def test_all_stop_after_the_most_steps_that_anybody_has_begun():
+def test_all_stop_one_step_after_the_most_that_anybody_has_begun():
     agreement, gates = Agreement(), {i: Gate() for i in range(3)}
     for i, gate in gates.items():
         gate.connect(lambda kind, message, i=i: agreement.take(i, kind, message, 0.0), f"worker {i}")
@@ -43,10 +43,11 @@ def test_all_stop_after_the_most_steps_that_anybody_has_begun():
         assert agreement.next_order(everybody, 0.0) is None  # not all have answered
         agreement.take(i, "passed", gates[i].obey(hold), 0.0)
     stop = agreement.next_order(everybody, 0.0)
-    assert stop == {"order": "stop", "at": 7, "final": True}
+    assert stop == {"order": "stop", "at": 8, "final": True}
     for i, gate in gates.items():
         gate.obey(stop)
-        assert steps_until_saved(gate) == 2 - i
+        assert not gate.is_next_closed()
+        assert steps_until_saved(gate) == 3 - i and gate.is_next_closed()
         own = ["worker 2 has received SIGTERM"] if i == 2 else []
         assert gate.notices == [*own, "worker 0 has received SIGTERM"]
     ends = {}
@@ -82,7 +83,7 @@ def test_a_process_that_has_ended_is_not_waited_for():
     agreement.take(0, "passed", {"answer": 3}, 0.0)
     agreement.take(1, "passed", {"answer": 4}, 0.0)
     assert agreement.next_order({0, 1, 2}, 0.0) is None
-    assert agreement.next_order({0, 1}, 0.0)["at"] == 4
+    assert agreement.next_order({0, 1}, 0.0)["at"] == 5
 
 
 def grace_period(agreement, now):
@@ -114,27 +115,27 @@ def test_the_first_end_of_several_notices_counts(grace, at):
     assert grace_period(agreement, at)[-1] == ("go", True)
 
 
-def test_alone_a_process_saves_in_place_of_its_next_step(own_gate):
+def test_alone_a_process_saves_after_its_next_step(own_gate):
     watch = Watch([])
     assert steps_until_saved(own_gate, 3) == 3
     signal.raise_signal(signal.SIGTERM)
-    assert not own_gate.passes() and not own_gate.passes()
+    assert own_gate.passes() and not own_gate.passes() and not own_gate.passes()
     assert own_gate.saved(0.0)
     assert own_gate.notices == ["this process has received SIGTERM"]
     assert own_gate.passes()  # where the program goes on after all
     signal.raise_signal(signal.SIGTERM)
-    assert not own_gate.passes() and own_gate.saved(0.0)
+    assert own_gate.passes() and not own_gate.passes() and own_gate.saved(0.0)
     del watch
 
 
 def test_a_second_signal_ends_the_grace_period(own_gate):
     watch = Watch([], grace=3600.0)
     signal.raise_signal(signal.SIGTERM)
-    assert not own_gate.passes()
+    assert own_gate.passes() and not own_gate.passes()
     assert not own_gate.saved(1.0)
     assert steps_until_saved(own_gate, 5) == 5
     signal.raise_signal(signal.SIGTERM)
-    assert not own_gate.passes() and own_gate.saved(1.0)
+    assert own_gate.passes() and not own_gate.passes() and own_gate.saved(1.0)
     del watch
 
 
@@ -143,7 +144,7 @@ def test_without_a_watch_the_signal_does_what_it_did_before(own_gate):
     signal.signal(signal.SIGTERM, lambda *_: before.append(1))
     watch = Watch([])
     signal.raise_signal(signal.SIGTERM)
-    assert not before and not own_gate.passes()
+    assert not before and own_gate.passes() and not own_gate.passes()
     del watch
     signal.raise_signal(signal.SIGTERM)
     assert before == [1]

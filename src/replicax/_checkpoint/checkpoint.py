@@ -19,7 +19,7 @@ from replicax._base.types import Leaf
 from replicax._checkpoint import files as _files
 from replicax._checkpoint import object_graph
 from replicax._checkpoint.files import Path
-from replicax._checkpoint.object_graph import ObjectNode, PositionLeaf
+from replicax._checkpoint.object_graph import Identity, ObjectNode, PositionLeaf
 from replicax._checkpoint.restore import (
     POSITION,
     REPLICAS,
@@ -40,6 +40,8 @@ from replicax._variables.variable import Variable
 
 # Called after writing with the path and whether this process wrote it.
 OnWritten = Callable[[str, bool], None]
+# Positions that are saved in place of those at which iterators stand; with the leaves, so that no other gets its id.
+Positions = dict[Identity, tuple[PositionLeaf, str]]
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
@@ -58,13 +60,13 @@ def _messages_of_all(message: str) -> list[str]:
     return exchange.all_gather(message, "checkpoints")
 
 
-def _snapshot(nodes: Sequence[ObjectNode], together: bool) -> _files.Saved:
+def _snapshot(nodes: Sequence[ObjectNode], together: bool, kept: Positions) -> _files.Saved:
     """Returns what is to be written. The arrays of a pytree become nodes below the object that has it."""
     saved: list[_files.NodeRecord] = [{"children": dict(node.children)} for node in nodes]
     arrays: dict[str, np.ndarray] = {}
     for number, node in enumerate(nodes):
         if isinstance(node.leaf, PositionLeaf):
-            position = node.leaf.packed()
+            _, position = kept.get(node.leaf.identity) or (node.leaf, node.leaf.packed())
             positions = _messages_of_all(position) if together else [position]
             saved[number]["key"] = key = key_of(node.names, POSITION)
             arrays[key] = np.frombuffer(json.dumps(positions).encode(), np.uint8)
@@ -170,12 +172,13 @@ class Checkpoint:
     """
 
     _attributes: dict[str, Leaf]
+    _kept_positions: Positions
     _root: object
     _restoration: Restoration | None
 
     def __init__(self, root: object = None, **kwargs: object):
         foreign_state.join()
-        vars(self).update(_attributes={}, _root=root, _restoration=None)
+        vars(self).update(_attributes={}, _root=root, _restoration=None, _kept_positions={})
         if root is not None and not object_graph.has_children(root):
             raise ValueError(_not_trackable("root", root))
         names = object_graph.trackable_children(root) if root is not None else {}
@@ -221,13 +224,20 @@ class Checkpoint:
         counter: Variable = self._attributes["save_counter"]
         return counter
 
+    def _keep_positions(self) -> None:
+        """Has iterators saved where they stand now, until this is cleared."""
+        leaves = [node.leaf for node in object_graph.graph_of(self._roots())]
+        for leaf in leaves:
+            if isinstance(leaf, PositionLeaf):
+                self._kept_positions[leaf.identity] = leaf, leaf.packed()
+
     def _write(self, path: str, then: OnWritten | None = None) -> None:
         """Writes at this very path; then calls `then`, which adds it to the list of checkpoints."""
         if self._restoration is not None and self._restoration.unused():
             deferred_restore.apart(functools.partial(self._restoration.settle, late_only=True))
         nodes = object_graph.graph_of(self._roots())
         together = _of_several(nodes)
-        saved = _snapshot(nodes, together)
+        saved = _snapshot(nodes, together, self._kept_positions)
         (_write_together if together else _write_alone)(path, saved, then)
 
     def write(self, file_prefix: Path, options: object = None) -> str:

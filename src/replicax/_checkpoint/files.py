@@ -86,7 +86,7 @@ class Saved(NamedTuple):
     token: str  # names the call that wrote it
 
 
-def _orbax() -> tuple[Any, ocp.Checkpointer]:
+def orbax_checkpointer() -> tuple[Any, ocp.Checkpointer]:
     """Returns Orbax's module of arguments, and a checkpointer that waits for no other process of the job."""
     try:
         import orbax.checkpoint as ocp
@@ -139,7 +139,7 @@ def write(path: str, saved: Saved, listed: bool = False) -> None:
             f"The checkpoint {path} was not written. {state} is a folder, and it is the name of the file that lists "
             "the checkpoints. Move that folder elsewhere."
         )
-    args, checkpointer = _orbax()
+    args, checkpointer = orbax_checkpointer()
     stored = {key: array for key, array in saved.arrays.items() if array.size}  # Orbax takes no empty ones
     with contextlib.closing(checkpointer), _errors_of_disks(f"checkpoint {path}"), replacing(path, CHECKPOINT) as new:
         if stored:
@@ -296,7 +296,7 @@ def _read(path: str, place: str) -> Saved:
     content = _check(path, place)
     stored: dict[str, np.ndarray] = {}
     if any(0 not in kind["shape"] for kind in content["arrays"].values()):
-        args, checkpointer = _orbax()
+        args, checkpointer = orbax_checkpointer()
         with contextlib.closing(checkpointer), _tensorstore_path(os.path.abspath(place)) as known:
             stored = checkpointer.restore(known, args.PyTreeRestore())
     arrays = {}

@@ -13,6 +13,7 @@ import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.messages import received
+from replicax._checkpoint import files
 from replicax._checkpoint.checkpoint import Checkpoint
 from replicax._checkpoint.files import Path
 from replicax._checkpoint.manager import CheckpointManager
@@ -84,13 +85,13 @@ class PreemptionCheckpointHandler:
     """Saves the state when a worker is to end soon, at the same step on all workers, and restores it.
 
     A notice is SIGTERM, `termination_watcher_fn` that returns True, or an announcement of Google Cloud, on any worker.
-    All workers then finish the step that one of them has begun, save one checkpoint, and end with exit status 42 (143
-    on Google Cloud). The launcher (`replicax launch --max-restarts`), or the scheduler, starts the program again, and
-    the handler that it makes restores the newest checkpoint. Make the handler in the main thread, after the strategy
-    and everything that is to be restored.
+    All workers then make one step more than one of them has begun, save one checkpoint, and end with exit status 42
+    (143 on Google Cloud). The launcher (`replicax launch --max-restarts`), or the scheduler, starts the program again,
+    and the handler that it makes restores the newest checkpoint. Make the handler in the main thread, after the
+    strategy and everything that is to be restored.
 
-    The state is saved where the next call of `run` begins. What was done between the calls is in it; so take the batch
-    of a step inside of the function that you pass: a batch that is taken to be an argument is taken, and not trained.
+    The state is saved where the next call of `run` begins. What was done between the calls is in it; but iterators are
+    saved where they stood when the last call ended, since a batch that was taken to be an argument is not trained yet.
 
     Args:
         cluster_resolver: the strategy's; it may be None for one process.
@@ -133,6 +134,8 @@ class PreemptionCheckpointHandler:
         self._manager = _manager(checkpoint_or_checkpoint_manager, checkpoint_dir)
         self._calls = _calls_of(self._manager.checkpoint)
         self._manager.restore_or_initialize()
+        if self._save_fn is None:
+            files.orbax_checkpointer()  # takes seconds to import, or is not installed: not when there is no time left
         self._began, self._calls_before = time.monotonic(), self._calls.number
         self._watch = Watch(_looks(config), float(config.grace_period or 0.0))
 
@@ -154,6 +157,8 @@ class PreemptionCheckpointHandler:
         self._pass()
         result = distributed_train_function(*args, **kwargs)
         self._calls.number += 1
+        if GATE.is_next_closed():
+            self._manager.checkpoint._keep_positions()
         return result
 
     def save_checkpoint_if_preempted(self, *args: object, **kwargs: object) -> None:
@@ -175,6 +180,7 @@ class PreemptionCheckpointHandler:
         A notice during the last call of `run` is heeded there. Without the context the program goes on to its end.
         """
         yield
+        self._pass()  # where a notice during the last call takes effect, which is one step later than it came
         self._pass()
 
     def _pass(self, *args: object, **kwargs: object) -> None:
@@ -209,6 +215,7 @@ class PreemptionCheckpointHandler:
             self._manager.save(*args, **kwargs)  # type: ignore[arg-type]
         finally:
             self._calls._saved_together = False
+        self._manager.checkpoint._kept_positions.clear()
 
 
 def _check_cluster(resolver: ClusterResolver | None) -> None:

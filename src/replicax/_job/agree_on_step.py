@@ -6,12 +6,14 @@ program everywhere; but some are ahead of others, and a step may need all of the
     noticed  to process 0    this process is to end soon
     hold     to all          say how many steps you have begun, and begin no further one
     passed   to process 0    the answer; the monitor's thread gives it, whatever the main thread waits for
-    stop     to all          begin this many steps (the most that anybody has begun), and save in place of the next one
+    stop     to all          begin this many steps (one more than anybody has begun), and save in place of the next one
     saved    to process 0    it has been saved here
     go       to all          all have saved: end or, with a grace period, go on until it is nearly over, and save again
 
-A step that one process has begun is so begun by all, and no process waits at its gate for one that waits in a step. A
-process that ends or is frozen in between is found by the monitor, as at any other time.
+A step that one process has begun is so begun by all, and no process waits at its gate for one that waits in a step. The
+one step more has every process know, when its last step ends, that it is the last one: it keeps what the program may
+change before it comes to the gate again. A process that ends or is frozen in between is found by the monitor, as at any
+other time.
 """
 
 from __future__ import annotations
@@ -72,6 +74,10 @@ class Gate:
                 return False
             self.passed += 1
             return True
+
+    def is_next_closed(self) -> bool:
+        """Returns whether `passes` will return False the next time; known when the step before has begun."""
+        return self._stop_at is not None and self.passed >= self._stop_at
 
     def saved(self, seconds: float) -> bool:
         """Tells that the state is saved, waits until all have done so, and returns whether all end now.
@@ -141,7 +147,7 @@ class Agreement:
             assert self._end is not None
             self._phase, self._final = "saving", self._end - (self._last_call or 0.0) <= now
             self._say()
-            return {"order": "stop", "at": max(answers, default=0), "final": self._final}
+            return {"order": "stop", "at": int(max(answers, default=0)) + 1, "final": self._final}
         self._phase = "quiet"
         if self._final:
             self._end = self._last_call = None
