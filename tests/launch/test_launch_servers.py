@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
@@ -84,10 +85,12 @@ TASKS = ["chief 0", "evaluator 0", "ps 0", "ps 1", "worker 0", "worker 1", "work
 def shown(launch):
     """The value that each task printed, by its name."""
     found = re.findall(r"^\[(\w+ \d+)\] +(\[.*\])$", launch.out, re.MULTILINE)
-    return {name: eval(text, {"null": None}) for name, text in found}
+    return {name: json.loads(text) for name, text in found}
 
 
-@pytest.mark.parametrize("given", [{}, {"REPLICAX_JOB_SECRET": "mine"}, {"REPLICAX_JOB_SECRET_FILE": "/a/file"}])
+@pytest.mark.parametrize(
+    "given", [{}, {"REPLICAX_JOB_SECRET": "mine"}, {"REPLICAX_JOB_SECRET_FILE": __file__}], ids=["", "text", "file"]
+)
 def test_each_task_gets_its_place_in_the_cluster_and_the_secret(given, tmp_path):
     unset = {"REPLICAX_JOB_SECRET": None, "REPLICAX_JOB_SECRET_FILE": None}
     options = "--workers 3 --ps 2 --evaluator"
@@ -110,8 +113,39 @@ def test_each_task_gets_its_place_in_the_cluster_and_the_secret(given, tmp_path)
         assert arguments == ["--rate", "1"]
         assert (secret, file) == (given.get("REPLICAX_JOB_SECRET", secret), given.get("REPLICAX_JOB_SECRET_FILE"))
     (secret,) = {secret for _, (secret, _), _ in values.values()}  # the same everywhere
-    assert given or re.fullmatch("[0-9a-f]{64}", secret)
+    assert given or re.fullmatch("[0-9a-f]{64}", secret or "")
     assert secret is None or secret not in launch.err
+
+
+@pytest.mark.parametrize("workers, gpus", [(1, ["2,3"]), (2, ["2", "3"])])
+def test_workers_have_the_gpus_and_devices_and_other_tasks_compute_on_cpu(workers, gpus, tmp_path):
+    program = """
+    names = ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES")
+    print(json.dumps([os.environ.get(name) for name in names]))
+    if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "chief":
+        wait_for("go")
+    else:
+        for_ever()
+    """
+    cpu = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": None, "JAX_NUM_CPU_DEVICES": None}
+    for env, options in (({**cpu, "CUDA_VISIBLE_DEVICES": "2,3"}, ""), (cpu, "--devices-per-worker 4")):
+        with Launch(tmp_path, f"--workers {workers} --ps 1 {options}", program, env=env) as launch:
+            launch.until(lambda launch=launch: len(shown(launch)) == workers + 2, "a line of each task")
+            (launch.folder / "go").touch()
+            assert launch.wait() == 0, launch.output
+        values = shown(launch)
+        others, of_workers = ["", "cpu", None], [[gpu, None, None] for gpu in gpus]
+        if options:
+            others, of_workers = ["", None, None], [["", None, "4"]] * workers
+        assert [values[f"worker {number}"] for number in range(workers)] == of_workers
+        assert values["chief 0"] == values["ps 0"] == others
+
+
+def test_a_secret_that_cannot_be_read_is_told_before_anything_starts(tmp_path):
+    env = {"REPLICAX_JOB_SECRET": None, "REPLICAX_JOB_SECRET_FILE": "/no/such/file"}
+    with Launch(tmp_path, "--workers 1 --ps 1", "print('started')", env=env) as launch:
+        assert launch.wait() == 2
+    assert "The file that REPLICAX_JOB_SECRET_FILE names cannot be read" in launch.err and not launch.out
 
 
 def test_the_end_of_the_chief_is_that_of_the_job(tmp_path):
@@ -255,7 +289,7 @@ def test_a_signal_to_the_launcher_ends_all_tasks(name, tmp_path):
         assert launch.wait() == 128 + getattr(signal, name), launch.output
         launch.nothing_left()
     assert f"{name}: the tasks have 30 s to end" in launch.err
-    assert f"interrupted by {name}; all workers have ended" in launch.err
+    assert f"interrupted by {name}; all tasks have ended" in launch.err
     assert "restart" not in launch.err
 
 
@@ -343,34 +377,66 @@ def test_a_failure_of_the_chief_is_told_on_all_machines(tmp_path):
     ],
 )
 def test_launchers_that_disagree_are_told(options, env, message, tmp_path):
-    with machines(tmp_path, ["0"], "print('started')", "--workers 2 --ps 1 --start-timeout 5", SECRET) as (zero,):
-        coordinator = re.findall(r"127\.0\.0\.1:\d+", " ".join(map(str, zero._process.args)))[0]
-        others = f"--workers 2 {options} --coordinator {coordinator} --worker-rank 1"
+    with machines(tmp_path, ["0"], "print('started')", "--workers 2 --ps 1", SECRET) as (zero,):
+        others = f"--workers 2 {options} --coordinator {coordinator_of(zero)} --worker-rank 1"
         with Launch(tmp_path, others, "print('started')", env={**SECRET, **env}) as one:
             assert one.wait() == 2, one.output
             assert message in one.err
-        assert zero.wait() == 2 and not zero.out
+        zero.signal(signal.SIGTERM)
+        assert zero.wait() == 128 + signal.SIGTERM and not zero.out
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-def test_the_job_goes_on_without_a_machine_that_has_no_server(servers, tmp_path):
-    """With two servers the lost machine has one of them, and the job ends."""
+def coordinator_of(launch):
+    return re.findall(r"127\.0\.0\.1:\d+", " ".join(map(str, launch._process.args)))[0]
+
+
+@pytest.mark.parametrize("name, status", [("SIGTERM", 143), ("SIGKILL", -9)])
+def test_a_machine_with_workers_alone_may_leave_and_come_back(name, status, tmp_path):
     program = of_chief("""
-    chief.hear("worker 0.0", "worker 1.0", "ps 0.0")
+    chief.hear("worker 0.0", "worker 1.0", "worker 2.0", "ps 0.0")
     print("ready")
     wait_for("go")
+    del chief.waiting["worker 1.0"], chief.waiting["worker 2.0"]
+    chief.hear("worker 1.0", "worker 2.0")
     """)
-    with machines(tmp_path, ["0", "1"], program, f"--workers 2 --ps {servers}", SECRET) as (zero, one):
+    ranks = ["0", "1 --workers-here 2"]
+    with machines(tmp_path, ranks, program, "--workers 3 --ps 1 --max-restarts 1", SECRET) as (zero, one):
         zero.wait_for("ready")
-        one.signal(signal.SIGKILL)
-        assert one.wait() == -signal.SIGKILL
-        if servers == 1:
-            one.nothing_left()
-            (zero.folder / "go").touch()
-            assert zero.wait() == 0, zero.output
-        else:
-            assert zero.wait() == 1, zero.output
-            assert "replicax launch: ps 1 failed first: its launcher was lost" in zero.err
+        one.signal(getattr(signal, name))
+        assert one.wait() == status
+        one.nothing_left()
+        zero.wait_for("worker 1 and worker 2 on 127.0.0.1 left")
+        again = f"--workers 3 --ps 1 --coordinator {coordinator_of(zero)} --worker-rank 1 --workers-here 2"
+        with Launch(tmp_path, f"{again} --host 127.0.0.2", program, env=SECRET) as elsewhere:
+            assert elsewhere.wait() == 2
+        assert "were at 127.0.0.1, where the others look for them, and it is at 127.0.0.2" in elsewhere.err
+        (zero.folder / "go").touch()
+        with Launch(tmp_path, again, program, env=SECRET) as back:
+            assert [zero.wait(), back.wait()] == [0, 0], [zero.output, back.output]
+    how = ": its launcher was lost" * (name == "SIGKILL")
+    assert told(zero) == [
+        f"worker 1 and worker 2 on 127.0.0.1 left{how}. The job goes on.",
+        "worker 1 and worker 2 on 127.0.0.1 came back.",
+    ]
+    if name == "SIGTERM":
+        text = "interrupted by SIGTERM; worker 1 and worker 2 on 127.0.0.1 left. The job goes on."
+        assert told(one)[-1] == text
+
+
+@pytest.mark.parametrize("name, status", [("SIGTERM", 143), ("SIGKILL", 1)])
+def test_the_job_ends_with_a_machine_that_has_a_server(name, status, tmp_path):
+    program = of_chief("""
+    chief.hear("worker 0.0", "worker 1.0", "ps 0.0", "ps 1.0")
+    print("ready")
+    for_ever()
+    """)
+    with machines(tmp_path, ["0", "1"], program, "--workers 2 --ps 2", SECRET) as (zero, one):
+        zero.wait_for("ready")
+        one.signal(getattr(signal, name))
+        assert zero.wait() == status, zero.output
+        one.wait()
+    reasons = {"SIGTERM": "interrupted by SIGTERM on 127.0.0.1", "SIGKILL": "ps 1 failed first: its launcher was lost"}
+    assert f"replicax launch: {reasons[name]}" in zero.err
 
 
 def test_a_launcher_whose_leader_is_lost_ends_its_tasks(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import warnings
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -35,14 +36,16 @@ def job_secret(environment: Mapping[str, str], coordinator: tuple[str, int] | No
         JobError: the secret's file cannot be read.
     """
     given = bool(environment.get(SECRET, "").strip() or environment.get(SECRET_FILE, "").strip())
-    if coordinator is None:
-        return Secret("", {} if given else {SECRET: secrets.token_hex(32)})
-    where = join_address(*coordinator)
+    where = join_address(*coordinator or ("127.0.0.1", 1))
+    if coordinator is None and not given:
+        return Secret("", {SECRET: secrets.token_hex(32)})
     if not (given or is_loopback(where)):
         raise LaunchError(
             f"Tasks on several machines need a secret, the same on each of them. Make one with "
             f'`python -c "import secrets; print(secrets.token_hex())" > job-secret; chmod 600 job-secret`, copy the '
             f"file to each machine, and set {SECRET_FILE} to its path there (or {SECRET} to its content)."
         )
-    secret = of_task([where])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # each task warns where there is none
+        secret = of_task([where])
     return Secret("none" if secret is None else hmac.digest(secret, b"replicax launch", "sha256").hex(), {})

@@ -280,7 +280,8 @@ class Launcher:
     async def _follow(self, local: LocalProcesses, link: LocalLink | Connection) -> None:
         """Ends the workers when the leader or a signal says so, or when the leader is lost."""
         while (message := await self._inbox.get())["op"] not in ("signal", "stop", "lost"):
-            pass
+            if message["op"] == "note":
+                self._screen.say(message["text"])
         if message["op"] == "lost":
             self._inbox.put_nowait(message)  # for whoever will wait for the outcome
         if message["op"] == "signal":  # the leader has the workers of other machines end in the same way

@@ -7,8 +7,8 @@ as lines of JSON:
     join    my workers, and their addresses             start    the addresses of all workers
     failed  a worker of mine has failed, or a signal    stop     end your workers
             has come that asks to end
-    down    with parameter servers: a task of mine
-            has failed, and is not started again
+    down    with parameter servers: a task of mine      note     with parameter servers: what to tell, while
+            has failed, and is not started again                 the job goes on
     stands  a worker of mine waits in the start of      outcome  what to tell, and whether to begin again
             its job, has joined it, or has ended before
     done    how my workers have ended
@@ -50,6 +50,7 @@ FROM_LEADER: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "start": {"cluster": (dict,), "attempt": (int,), "ps": (list,)},
     "stop": {"interrupt": (int, type(None))},
     "outcome": {"status": (int,), "text": (str,), "again": (bool,), "restart": (str,)},
+    "note": {"text": (str,)},
     "refused": {"message": (str,)},
 }
 
@@ -116,10 +117,15 @@ class Leader:
                 self._note_down([Task(message["kind"], message["index"])])
             elif message["interrupt"] is None:
                 self._stop()
-            elif self._interrupt is None:
-                self._interrupt = int(message["interrupt"]), self._host(link)
-                self._stop(self._interrupt[0])
+            else:
+                self._signalled(link, int(message["interrupt"]))
         return link in self._joined
+
+    def _signalled(self, link: Link, number: int) -> None:
+        """Acts on a signal that asks a member to end."""
+        if self._interrupt is None:
+            self._interrupt = number, self._host(link)
+            self._stop(number)
 
     def left(self, link: Link) -> None:
         """Forgets a member whose connection has ended; its workers are lost if they still ran."""
@@ -144,7 +150,7 @@ class Leader:
 
     def _tasks_of(self, link: Link) -> list[Task]:
         """Returns the tasks of a member."""
-        return [Task("worker", number) for number in _numbers(self._joined[link])]
+        return [Task("worker", number) for number in numbers(self._joined[link])]
 
     def close(self) -> None:
         """Cancels the deadline for members to join."""
@@ -166,33 +172,44 @@ class Leader:
         known = all(map(_is_address, [*addresses, *offered])) and len(offered) == offers(message["ps"])
         if not (0 <= first < first + len(addresses) <= message["workers"] and known):
             raise ValueError("no workers of a job")
-        mine = set(_numbers(message))
-        taken = {number: other for other in self._joined for number in _numbers(self._joined[other])}
-        problem = None
+        if problem := self._problem(message):
+            link.send({"op": "refused", "message": problem})
+        else:
+            self._admit(link, message)
+        return True
+
+    def _problem(self, message: Message) -> str | None:
+        """Returns why a launcher cannot join; None if it can."""
+        taken = {number: other for other in self._joined for number in numbers(self._joined[other])}
         if self._running or self._finished:
-            problem = "All workers of this job have been started already."
-        elif message["workers"] != self.workers:
-            problem = f"It has --workers {message['workers']}, but the launcher of worker 0 has {self.workers}."
-        elif message["ps"] != self._ps:
-            problem = f"It has --ps {message['ps']}, but the launcher of worker 0 has {self._ps}."
-        elif message["secret"] != self._secret:
-            problem = "Its job has another secret (REPLICAX_JOB_SECRET, REPLICAX_JOB_SECRET_FILE) than worker 0's."
-        elif both := sorted(mine & set(taken)):
+            return "All workers of this job have been started already."
+        if problem := self._difference(message):
+            return problem
+        if both := sorted(set(numbers(message)) & set(taken)):
             other = self._host(taken[both[0]])
             names = listed([f"worker {number}" for number in both])
-            problem = (
+            return (
                 f"Two launchers claim {names}: the one on {other} was first. Each machine has its own --worker-rank, "
                 f"the number of the first worker that runs on it."
             )
-        if problem:
-            link.send({"op": "refused", "message": problem})
-            return True
+        return None
+
+    def _difference(self, message: Message) -> str | None:
+        """Returns in what the job that a launcher wants to join is another one."""
+        if message["workers"] != self.workers:
+            return f"It has --workers {message['workers']}, but the launcher of worker 0 has {self.workers}."
+        if message["ps"] != self._ps:
+            return f"It has --ps {message['ps']}, but the launcher of worker 0 has {self._ps}."
+        if message["secret"] != self._secret:
+            return "Its job has another secret (REPLICAX_JOB_SECRET, REPLICAX_JOB_SECRET_FILE) than worker 0's."
+        return None
+
+    def _admit(self, link: Link, message: Message) -> None:
         self._joined[link] = message
-        if len(mine) + len(taken) == self.workers:
+        if sum(len(numbers(member)) for member in self._joined.values()) == self.workers:
             self._deadline.cancel()
             self._running = True
             self._start()
-        return True
 
     def _start(self) -> None:
         """Tells the members the addresses of all tasks, and which of the parameter servers are theirs."""
@@ -205,11 +222,15 @@ class Leader:
         if self._ps:
             servers = [members[i % len(members)]["offered"][i] for i in range(self._ps)]
             cluster = {"chief": members[0]["offered"][-1:], **cluster, "ps": servers}
+        self._cluster = cluster
         for link in links:
-            link.send({"op": "start", "cluster": cluster, "attempt": self._attempt, "ps": self._servers[link]})
+            self._send_start(link)
+
+    def _send_start(self, link: Link) -> None:
+        link.send({"op": "start", "cluster": self._cluster, "attempt": self._attempt, "ps": self._servers[link]})
 
     def _give_up(self) -> None:
-        came = {number: self._host(link) for link in self._joined for number in _numbers(self._joined[link])}
+        came = {number: self._host(link) for link in self._joined for number in numbers(self._joined[link])}
         absent = (f"worker {number}" for number in range(self.workers) if number not in came)
         missing = list(itertools.islice(absent, _NAMED))
         if (more := self.workers - len(came) - len(missing)) > 0:
@@ -237,7 +258,8 @@ class Leader:
         if self._interrupt is not None:
             number, host = self._interrupt
             where = f" on {host}" if len(self._joined) > 1 else ""
-            status, text = exit_status(-number), f"interrupted by {signal_name(number)}{where}; all workers have ended."
+            who = "tasks" if self._ps else "workers"
+            status, text = exit_status(-number), f"interrupted by {signal_name(number)}{where}; all {who} have ended."
             again, restart = False, ""
         else:
             everyone = sorted((o for some in self._outcomes.values() for o in some), key=lambda o: (o.kind, o.worker))
@@ -271,7 +293,8 @@ def offers(ps: int) -> int:
     return ps + 1 if ps else 0
 
 
-def _numbers(join: Message) -> range:
+def numbers(join: Message) -> range:
+    """Returns the numbers of the workers of a launcher that has sent this message."""
     return range(join["first"], join["first"] + len(join["addresses"]))
 
 
