@@ -206,3 +206,41 @@ def test_variables_of_another_place_are_read_and_not_assigned(run):
             both()
             assert (here.numpy(), there.numpy()) == (15.0, 25.0)
     """)
+
+
+def test_several_steps_of_a_call_are_several_closures(run):
+    run("""
+        with Cluster(workers=1) as cluster:
+            co = cluster.coordinator
+            with cluster.strategy.scope():
+                total = rx.Variable(0)
+            @rx.function(steps_per_call=3)
+            def step(iterator):
+                element = next(iterator)
+                total.assign_add(jnp.sum(element))
+                return element
+            iterator = iter(co.create_per_worker_dataset(rx.data.Dataset.range(9).batch(2)))
+            first, second = [co.schedule(step, args=(iterator,)) for _ in range(2)]
+            assert first.fetch().tolist() == [[0, 1], [2, 3], [4, 5]]
+            assert [part.tolist() for part in second.fetch()] == [[6, 7], [8]]
+            co.join()
+            assert total.numpy() == 36
+            assert raised(co.schedule(step, args=(iterator,)).fetch)[0] == "OutOfRangeError"
+    """)
+
+
+@PLACES
+def test_each_worker_has_its_own_of_a_per_worker_value(run, processes):
+    run(f"""
+        from replicax.coordinator import PerWorkerValue, experimental_get_current_worker_index as index
+        with Cluster(workers=2, processes={processes}) as cluster:
+            co = cluster.coordinator
+            value = co.create_per_worker_value(lambda: {{"index": index(), "many": np.arange(3.0) + int(index())}})
+            assert isinstance(value, PerWorkerValue)
+            step = rx.function(lambda value, x: (index(), value["index"], value["many"] * x))
+            results = co.fetch([co.schedule(step, args=(value, jnp.float32(2))) for _ in range(20)])
+            for here, own, many in results:
+                assert here == own and many.tolist() == [2.0 * (i + here) for i in range(3)]
+            assert raised(co.create_per_worker_value, 5)[0] == "TypeError"
+            assert raised(co.create_per_worker_value, lambda: "text")[0] == "TypeError"
+    """)

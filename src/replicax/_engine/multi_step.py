@@ -105,6 +105,11 @@ def one_by_one(count: int, step: Callable[[], Tree], more: Callable[[], bool]) -
             if not results or not ends_data(error):
                 raise
             break
+    return together(results)
+
+
+def together(results: list[Tree]) -> Tree:
+    """Returns the results of several steps as what a call of several steps returns."""
     try:
         return nest.merge(results, _stacked)
     except AssertionError:  # of different structures

@@ -15,11 +15,12 @@ from replicax._engine.function import Function, is_function
 from replicax._job import state
 from replicax._parameter_server.closures import ClosureQueue
 from replicax._parameter_server.cluster import Cluster
-from replicax._parameter_server.datasets import PerWorkerDistributedIterator, per_worker_dataset
+from replicax._parameter_server.datasets import PerWorkerDistributedIterator, PerWorkerValue, per_worker_dataset
 from replicax._parameter_server.planner import Planner, ScheduledCall
-from replicax._parameter_server.remote_value import RemoteValue, RemoteValueImpl
+from replicax._parameter_server.remote_value import RemoteValue, RemoteValueImpl, SeveralSteps
 from replicax._parameter_server.scheduling import Kinds
 from replicax._parameter_server.worker_links import WorkerLink
+from replicax._parameter_server.worker_values import MadeValue
 
 if TYPE_CHECKING:
     from replicax._tracing.context import StrategyLike
@@ -97,15 +98,22 @@ class ClusterCoordinator:
                 "yet supported."
             )
         call, plan = self._planner.planned(function, args, kwargs)
-        value = RemoteValueImpl(self._queue.wait_for)
-        closure = ScheduledCall(self._cluster.numbers.open(), value, function, call, plan)
+        made = [leaf for leaf in nest.leaves((args, kwargs)) if isinstance(leaf, MadeValue)]
+        values = []
+        for step in range(function.steps_per_call):
+            value, number = RemoteValueImpl(self._queue.wait_for), self._cluster.numbers.open()
+            self._put(ScheduledCall(number, value, function, call, plan, step > 0, made))
+            values.append(value)
+        return values[0] if len(values) == 1 else SeveralSteps(values)
+
+    def _put(self, closure: ScheduledCall) -> None:
+        """Schedules one step."""
         try:
             closure.iterators()
             self._queue.put(closure)
         except BaseException:
             self._cluster.numbers.close(closure.number)
             raise
-        return value
 
     def join(self) -> None:
         """Waits until all scheduled functions have ended; raises the exception of one that failed, once."""
@@ -130,6 +138,18 @@ class ClusterCoordinator:
             ValueError: there is no dataset.
         """
         return per_worker_dataset(dataset_fn, self)
+
+    def create_per_worker_value(self, value_fn: Callable[[], Tree]) -> PerWorkerValue:
+        """Returns a value of which each worker has its own, to be passed to scheduled functions.
+
+        Args:
+            value_fn: returns a nest of arrays or numbers; it is called once here, for their shapes and dtypes, and once
+                on each worker.
+
+        Raises:
+            TypeError: `value_fn` is not callable, or returns something else.
+        """
+        return MadeValue(value_fn)
 
     def kinds_of(self, iterator: PerWorkerDistributedIterator) -> Kinds:
         """Returns the shapes and dtypes of the next element that some worker has."""

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._base import nest
 from replicax._base.messages import received, shown
 from replicax._base.types import Tree
 from replicax._engine.function import Function
@@ -30,6 +31,7 @@ from replicax._parameter_server.remote_value import RemoteValueImpl
 from replicax._parameter_server.scheduling import Kinds
 from replicax._parameter_server.servers import Call
 from replicax._parameter_server.variables import ServedStorage
+from replicax._parameter_server.worker_values import MadeValue, Placed, places_of
 from replicax._tracing import frames
 from replicax._tracing.context import StrategyLike
 from replicax._tracing.dataset_reads import element_arrays
@@ -193,11 +195,32 @@ class ScheduledCall(Closure):
     Attributes:
         function, call: the function and its arguments.
         plan: the program for the elements that are expected to come.
+        may_be_over: whether it is no error if there are no elements left for it.
+        values: those among the arguments that workers make for themselves.
     """
 
-    def __init__(self, number: int, value: RemoteValueImpl, function: Function, call: CallSignature, plan: Plan):
+    def __init__(
+        self,
+        number: int,
+        value: RemoteValueImpl,
+        function: Function,
+        call: CallSignature,
+        plan: Plan,
+        may_be_over: bool,
+        values: Sequence[MadeValue],
+    ):
         super().__init__(number, value)
         self.function, self.call, self.plan = function, call, plan
+        self.may_be_over = may_be_over
+        self.values = values
+        self._places = places_of(values, call.dynamic)
+
+    def arrays(self) -> tuple[list[Placed], list[np.ndarray | jax.Array]]:
+        """Returns where workers' own arrays go, and the arrays that travel, with nothing in those places."""
+        arrays: list[np.ndarray | jax.Array] = [*self.plan.arguments(self.call)]
+        for place, _, _ in self._places:
+            arrays[place] = np.zeros(0)
+        return self._places, arrays
 
     def iterators(self) -> list[PerWorkerDistributedIterator]:
         """Returns the iterators that the elements come from, in the order of the program's reads."""
@@ -209,6 +232,11 @@ class ScheduledCall(Closure):
                     "Make a per-worker dataset: iter(coordinator.create_per_worker_dataset(dataset_fn))."
                 )
         return cast(list[PerWorkerDistributedIterator], found)
+
+
+def with_examples(nested: Tree) -> Tree:
+    """Returns arguments with the examples of values that workers make for themselves."""
+    return nest.map_structure(lambda leaf: leaf.example if isinstance(leaf, MadeValue) else leaf, nested)
 
 
 class Planner:
@@ -233,7 +261,7 @@ class Planner:
         if function.input_signature is not None:
             args, kwargs = bind_declared(function.input_signature, args, kwargs)
         with self._lock, self._strategy.scope():
-            call = CallSignature(args, kwargs)
+            call = CallSignature(*with_examples((args, kwargs)))
             return call, self._plan(function, call, ())
 
     def planned_again(self, closure: ScheduledCall, kinds: Sequence[Kinds]) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 
 from replicax._base import nest
 from replicax._base.types import Leaf, Tree
+from replicax._engine.multi_step import together
 
 
 class RemoteValue:
@@ -61,6 +62,27 @@ class RemoteValueImpl(RemoteValue):
 
     def fetch(self) -> Tree:
         return nest.map_structure(_numpy, self.get())
+
+
+class SeveralSteps(RemoteValue):
+    """The result of a function that takes several steps in a call: of as many closures.
+
+    Args:
+        values: of the steps, in order.
+    """
+
+    def __init__(self, values: Sequence[RemoteValueImpl]):
+        self._values = values
+
+    def get(self) -> Tree:
+        results = [value.get() for value in self._values]
+        return together([result for result in results if result is not OVER])
+
+    def fetch(self) -> Tree:
+        return nest.map_structure(_numpy, self.get())
+
+
+OVER = object()  # the result of a step for which there were no elements left, behind others
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from replicax._parameter_server.execution import Computed
 from replicax._parameter_server.plans import WorkerPlan, loaded_plan
 from replicax._parameter_server.servers import Servers
 from replicax._parameter_server.shipping import unpacked
+from replicax._parameter_server.worker_values import own_arrays
 from replicax._tracing.dataset_reads import element_arrays
 from replicax._transport.handlers import Answer, Request
 
@@ -69,6 +70,7 @@ class _Session:
         self.plans: dict[str, WorkerPlan] = {}
         self.datasets: dict[str, object] = {}
         self.iterators: dict[str, ElementIterator] = {}
+        self.values: dict[str, list[jax.Array]] = {}
         self.held: dict[int, list[Tree]] = {}  # elements of closures whose program is still to come
         self.undecided: dict[int, _Begun] = {}  # that wait for the coordinator's word
         self.pulls, self.runs = _Turns(), _Turns()
@@ -90,7 +92,7 @@ class Worker:
 
     def methods(self) -> dict[str, Callable[[Request], Answer]]:
         """Returns what other tasks may call, by name."""
-        calls = (self.begin, self.plan, self.dataset, self.iterator, self.peek, self.run, self.decide)
+        calls = (self.begin, self.plan, self.dataset, self.value, self.iterator, self.peek, self.run, self.decide)
         return {f"worker.{call.__name__}": call for call in calls}
 
     def begin(self, request: Request) -> Answer:
@@ -129,6 +131,13 @@ class Worker:
             session.datasets[request.head["key"]] = made(unpacked(request.head, request.arrays))
         return {}, ()
 
+    def value(self, request: Request) -> Answer:
+        """Makes a value and keeps it."""
+        session = self._session(request)
+        with scheduling.on_worker(session.index):
+            session.values[request.head["key"]] = own_arrays(unpacked(request.head, request.arrays))
+        return {}, ()
+
     def iterator(self, request: Request) -> Answer:
         """Makes an iterator over a dataset."""
         session, head = self._session(request), request.head
@@ -158,6 +167,10 @@ class Worker:
                     if head["failures"] < session.failures:
                         return {"cancelled": True}, ()
                     elements = _elements(session, head)
+                except OutOfRangeError:
+                    if not head["may_be_over"]:
+                        raise
+                    return {"over": True}, ()
                 finally:
                     session.pulls.passed(turn)
                 session.runs.wait_for(turn)
@@ -168,7 +181,10 @@ class Worker:
                     goes_on = True
                     session.held[closure] = elements
                     return {"kinds": [kinds_of(element) for element in elements]}, ()
-                begun = _Begun(plan, closure, turn, elements, *_operands(session, plan, elements, request.arrays))
+                arrays = list(request.arrays)
+                for place, key, number in head["values"]:
+                    arrays[place] = session.values[key][number]
+                begun = _Begun(plan, closure, turn, elements, *_operands(session, plan, elements, arrays))
                 if not plan.asks_first:
                     return self._run(session, begun, head["done"])
                 answer = self._asked(session, begun)

@@ -16,6 +16,7 @@ from replicax._parameter_server.closures import Closure, ClosureQueue
 from replicax._parameter_server.cluster import Cluster
 from replicax._parameter_server.datasets import PerWorkerDistributedIterator
 from replicax._parameter_server.planner import Plan, Planner, ScheduledCall
+from replicax._parameter_server.remote_value import OVER
 from replicax._parameter_server.scheduling import Kinds
 from replicax._parameter_server.shipping import packed
 from replicax._parameter_server.worker import SessionEndedError
@@ -160,7 +161,7 @@ class WorkerLink:
             self._queue.failed(closure, self, error)
 
     def _run(self, session: _Session, closure: ScheduledCall) -> None:
-        head = {"closure": closure.number, "failures": self._queue.failures}
+        head = {"closure": closure.number, "failures": self._queue.failures, "may_be_over": closure.may_be_over}
         answer, arrays = self._answer(session, closure, head)
         if "changed" in answer:
             with self._queue.alone(closure):
@@ -168,6 +169,9 @@ class WorkerLink:
                     answer, arrays = self._answer(session, closure, head)
         if "cancelled" in answer:
             return self._queue.cancelled(closure, self)
+        if "over" in answer:
+            closure.value._set(OVER)
+            return self._queue.ended(closure, self)
         count = answer["results"]
         if len(arrays) > count:
             closure.plan.call_back(arrays[count:])
@@ -178,11 +182,14 @@ class WorkerLink:
         """Returns what the worker makes of a closure."""
         with session.sending:  # what its worker lacks comes before it, and those that follow it come after it
             iterators = [self._sent_iterator(session, iterator) for iterator in closure.iterators()]
+            for value in closure.values:
+                self._send(session, "value", value.key, value.source)
             self._send_plan(session, closure.plan)
             head = {**head, "iterators": iterators, "turn": next(session.turns)}
         while True:
-            now = {"plan": closure.plan.key, "done": self._cluster.numbers.done}
-            answer, arrays = self._call(session, "run", {**head, **now}, closure.plan.arguments(closure.call))
+            places, given = closure.arrays()
+            now = {"plan": closure.plan.key, "done": self._cluster.numbers.done, "values": places}
+            answer, arrays = self._call(session, "run", {**head, **now}, given)
             if "undecided" in answer:
                 return self._decided(session, head, functools.partial(closure.plan.call_back, arrays))
             if "kinds" not in answer:
@@ -217,13 +224,17 @@ class WorkerLink:
             self._call(session, "plan", {"key": plan.key, **head}, arrays)
             session.sent.add(plan.key)
 
+    def _send(self, session: _Session, method: str, key: str, source: object) -> None:
+        """Sends an object that the worker keeps, if it does not have it."""
+        if key not in session.sent:
+            head, arrays = packed(source, self._is_local)
+            self._call(session, method, {"key": key, **head}, arrays)
+            session.sent.add(key)
+
     def _sent_iterator(self, session: _Session, iterator: PerWorkerDistributedIterator) -> str:
         with session.sending:
             dataset = iterator.dataset
-            if dataset.key not in session.sent:
-                head, arrays = packed(dataset.source, self._is_local)
-                self._call(session, "dataset", {"key": dataset.key, **head}, arrays)
-                session.sent.add(dataset.key)
+            self._send(session, "dataset", dataset.key, dataset.source)
             if iterator.key not in session.sent:
                 self._call(session, "iterator", {"key": iterator.key, "dataset": dataset.key})
                 session.sent.add(iterator.key)
