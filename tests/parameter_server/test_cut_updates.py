@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cut_simulator import check, cut_of, normal, simulate, unpacked, variable
-from jax import lax
+from jax import export, lax
 
 import replicax as rx
+from replicax._parameter_server.cut import Take
 
 __all__ = ["unpacked"]
 ROWS, DIM = 1000, 4
@@ -267,3 +268,29 @@ def test_an_input_that_nobody_has_is_refused():
     _, program, leaves, _ = cut_of(read, ())
     with pytest.raises(ValueError, match="neither of variables on servers nor of datasets"):
         cut_of(read, (), leaves=leaves[:0])
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_rows_are_sent_to_the_server_that_has_them(count):
+    ids, rows = np.array([7, 3, 4, 3, 9, 12, 3, 5], np.int32)[:count], np.arange(16.0).reshape(8, 2)[:count]
+    own, of_own = Take(0, 3, 6).of("rows", [ids, rows])
+    places = [i for i in range(count) if 3 <= ids[i] < 6]
+    np.testing.assert_array_equal(own, [ids[i] - 3 for i in places])
+    np.testing.assert_array_equal(of_own, rows[places])
+
+
+def test_rows_may_be_padded_and_their_number_symbolic():
+    v = variable(normal(*SHAPE))
+
+    @rx.function
+    def step(ids, x):
+        v.assign(v.value().at[ids].add(x).at[ids[:2]].set(x[:2]))
+
+    parts = cut_of(step, (jnp.asarray(IDS), x(len(IDS), DIM)), 2, [SHAPE])[0]
+    assert [one.kind for one in parts.shipped] == ["rows", "rows"]
+    olds, read, taken = parts.updates[0].program.avals
+    (size,) = export.symbolic_shape("size")
+    taken = [jax.ShapeDtypeStruct((size, *kind.shape[1:]), kind.dtype) for kind in taken]
+    exported = export.export(jax.jit(parts.updates[0].program.function))(olds, read, taken)
+    (new,), _ = exported.call((jnp.zeros(olds[0].shape),), (), [jnp.array([2, 500, -1]), jnp.ones((3, DIM))] * 2)
+    np.testing.assert_array_equal(np.flatnonzero(new[:, 0]), [2])

@@ -14,6 +14,7 @@ from replicax._parameter_server.cut_graph import Op, Value, same_value
 from replicax._parameter_server.cut_rules import widened
 
 _LARGEST = 2**31 - 1  # the last id of 32 bits
+_WORTH = 1024  # bytes: for fewer, ids are not computed beforehand
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def _slice(op: Op) -> _Made | None:
 
 
 def pays(lookups: Sequence[Lookup], table: Value) -> bool:
-    """Returns whether the rows of some lookups are less than the whole table."""
+    """Returns whether the rows of some lookups are clearly less than the whole table."""
     row = max(1, table.nbytes // max(1, table.aval.shape[0]))
     counts = {lookup.key: math.prod(lookup.shape) for lookup in lookups}
-    return sum(counts.values()) * (row + 4) < table.nbytes
+    return sum(counts.values()) * (row + 4) + _WORTH < table.nbytes

@@ -202,6 +202,8 @@ def same_value(value: Value) -> Value:
         before = value.op.inputs[0]
         if before.aval.shape != value.aval.shape or before.aval.dtype != value.aval.dtype:
             break
+        if value.op.name == "reshape" and value.op.eqn.params["dimensions"] is not None:  # which transposes
+            break
         value = before
     return value
 

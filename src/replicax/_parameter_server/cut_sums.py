@@ -1,4 +1,7 @@
-"""Sums of rows that a server adds to an array in their places, in place of adding an array that is mostly zeros."""
+"""Sums of rows that a server adds to an array in their places, in place of adding an array that is mostly zeros.
+
+Rows that are not named stay as they are, even where a factor is infinite or NaN and zeros times it would not be zeros.
+"""
 
 from __future__ import annotations
 

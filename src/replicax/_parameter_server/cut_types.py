@@ -100,7 +100,7 @@ class Take:
         """Returns the arrays to send, of a shipped value's arrays on the host.
 
         Those of "rows" have as many rows as there are ids from `start` up to `stop`. For fewer different shapes they
-        may be padded, with `stop - start` as the id of what is left out.
+        may be padded, with `stop - start` as the id of what the server is to leave out.
         """
         if self.stop is None:
             return list(arrays)
@@ -139,7 +139,7 @@ class Callback:
     """A function of Python that the program calls with some of its values.
 
     Args:
-        function: takes arrays.
+        function: takes arrays. Those of a `Program` leave what they raise to its guard (`_tracing.step_failures`).
         count: how many operands it has.
         shows: whether it does nothing but print or write.
     """
