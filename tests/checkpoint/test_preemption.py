@@ -296,6 +296,38 @@ print("not reached", flush=True)
     assert done.returncode == -signal.SIGTERM and done.stdout == "alive\n", done.stderr
 
 
+def test_a_forked_child_ends_by_the_signal(run_python, tmp_path):
+    """As data loaders are ended."""
+    done = run_python(f"""
+import multiprocessing, signal, threading, warnings
+import replicax as rx
+warnings.simplefilter("ignore")  # JAX has threads
+handler = rx.experimental.PreemptionCheckpointHandler(None, rx.train.Checkpoint(v=rx.Variable(0.0)), {str(tmp_path)!r})
+context = multiprocessing.get_context("fork")
+begun = context.Event()
+child = context.Process(target=lambda: (begun.set(), threading.Event().wait()))
+child.start()
+begun.wait()
+child.terminate()
+child.join()
+print(child.exitcode, signal.getsignal(signal.SIGTERM).__name__)
+""")
+    assert done.returncode == 0 and done.stdout == "-15 on_sigterm\n", done.stderr
+
+
+def test_made_in_another_thread_the_handler_leaves_the_signal_alone_and_says_so(tmp_path):
+    before, made_there = signal.getsignal(signal.SIGTERM), []
+
+    def make():
+        with pytest.warns(UserWarning, match="only if it is made in the main thread"):
+            made_there.append(made(tmp_path))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    assert made_there and signal.getsignal(signal.SIGTERM) is before
+
+
 def test_a_watcher_tells_of_the_signal(tmp_path):
     earlier = rx.experimental.PreemptionWatcher()
     _, handler = made(tmp_path, exit_fn=lambda: None)
@@ -323,6 +355,7 @@ def test_a_handler_refuses_what_cannot_be_saved_or_agreed(tmp_path):
     with pytest.raises(RuntimeError, match="make the strategy before"):
         Handler(resolver(two, task_type="worker", task_id=1), checkpoint, tmp_path)
     Handler(resolver(two, task_type="evaluator", task_id=0), checkpoint, tmp_path)  # it works alone
+    Handler(resolver(rx.ClusterSpec({"tpu": ["a:1"]}), task_type="tpu", task_id=0), checkpoint, tmp_path)
     checkpoint.checkpointed_runs = rx.Variable(1)
     with pytest.raises(ValueError, match="'checkpointed_runs'"):
         Handler(None, checkpoint, tmp_path)

@@ -289,6 +289,26 @@ def test_a_grace_period_is_used_on_all_workers(folder):
     assert sorted(os.listdir(folder / "ck")) == ["checkpoint", "ckpt-1", "ckpt-2"]
 
 
+def test_a_forked_child_of_a_worker_ends_by_the_signal(folder):
+    program = """
+    import multiprocessing, threading
+    handler = make()
+    handler.run(step)
+    context = multiprocessing.get_context("fork")
+    begun = context.Event()
+    child = context.Process(target=lambda: (begun.set(), threading.Event().wait()))
+    child.start()
+    begun.wait()
+    child.terminate()
+    child.join()
+    handler.run(step)
+    print(child.exitcode, flush=True)
+    """
+    with job(folder, program, count=2) as workers:
+        done = workers.join()
+    assert last_lines(done) == ["-15", "-15"] and statuses(done) == [0, 0], workers.output()
+
+
 def test_one_worker_alone(folder):
     program = """
     handler = make()

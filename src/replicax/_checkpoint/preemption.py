@@ -221,17 +221,17 @@ class PreemptionCheckpointHandler:
 def _check_cluster(resolver: ClusterResolver | None) -> None:
     """Refuses clusters in which workers cannot agree: not joined, with parameter servers, or without a known task."""
     jobs = {} if resolver is None or (spec := resolver.cluster_spec()) is None else spec.as_dict()
-    if resolver is None or not jobs:
-        return
     if "ps" in jobs:
         raise NotImplementedError(
             "PreemptionCheckpointHandler does not support usage with ParameterServerStrategy, whose workers do not "
             "make their steps together. Save from the coordinator, with rx.train.CheckpointManager."
         )
-    kind, index = resolver.task_type, resolver.task_id
-    if kind not in ("chief", "worker", "evaluator") or index is None:
+    if resolver is None or not jobs or state.current() is not None:
+        return
+    kind = resolver.task_type
+    if kind is None or resolver.task_id is None:
         raise ValueError(f"There is no id for task_type {kind!r}")
-    if kind != "evaluator" and sum(len(jobs.get(job, ())) for job in ("chief", "worker")) > 1 and not state.current():
+    if kind != "evaluator" and sum(len(tasks) for job, tasks in jobs.items() if job != "evaluator") > 1:
         raise RuntimeError(
             "The cluster has several workers, which have not joined yet: make the strategy before the "
             "PreemptionCheckpointHandler, and pass it strategy.cluster_resolver."

@@ -292,7 +292,6 @@ def _forget() -> None:
     monitor = state.monitor()
     if monitor is not None:
         monitor.forget()
-        GATE.reset()
         atexit.unregister(_leave)
         if _hooks is not None:
             _hooks.remove()

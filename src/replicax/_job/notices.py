@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import warnings
@@ -85,6 +86,17 @@ def _take_sigterm() -> None:
         return
     _before = handler
     signal.signal(signal.SIGTERM, on_sigterm)
+
+
+def _forget() -> None:
+    """Forgets everything in a forked child, which a signal ends; no other thread holds the gate there."""
+    _watches.clear()
+    if signal.getsignal(signal.SIGTERM) is on_sigterm:
+        signal.signal(signal.SIGTERM, _before)  # type: ignore[arg-type]
+    GATE.reset()
+
+
+os.register_at_fork(after_in_child=_forget)  # before a job's own hook, which puts back what it finds there
 
 
 def sigterm_handler() -> object:
