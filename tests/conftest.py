@@ -24,6 +24,7 @@ from warm_start import start
 os.environ["JAX_PLATFORMS"] = "cpu"
 # The shared tests also run in each worker of a job of several (see test_multi_worker_suite.py), which says what it has.
 os.environ["REPLICAX_VIRTUAL_DEVICES"] = os.environ.get("REPLICAX_SUITE_DEVICES", "GPU:8,CPU:4")
+os.environ["REPLICAX_JOB_SECRET"] = "the secret of the tests"  # none is made in the user's home
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["REPLICAX_HINT_SHORT_STEPS"] = "off"
 os.environ["REPLICAX_LOG_COMPILES"] = "off"  # what is printed would depend on how busy the machine is

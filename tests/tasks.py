@@ -1,4 +1,4 @@
-"""Tasks of a cluster for programs of tests (`run_python`): each is a forked process with a service of its own.
+"""Tasks of a cluster for programs of tests (`run_python`): each is a forked process that listens.
 
 A program that uses this runs with `ENVIRONMENT`. gRPC is imported by none but the processes that use it, so that they
 can be forked first; whoever forks after a call must start a new interpreter.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,11 +20,14 @@ ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parent), "REPLICAX_JOB_SECRET": 
 
 
 class Task:
-    """A process with a service. `address` is where it listens."""
+    """A process that listens at `address`.
 
-    def __init__(self, methods: Mapping[str, Callable[[Any], Any]], address: str, env: Mapping[str, str], name: str):
-        from replicax._transport.service import Service
+    Args:
+        start: starts it, in the process, and returns the address.
+        env: its environment, beside that of the tests.
+    """
 
+    def __init__(self, start: Callable[[], str], env: Mapping[str, str]):
         reading, writing = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # JAX's and Python's, about threads
@@ -31,11 +35,9 @@ class Task:
         if not self.pid:
             try:
                 os.environ.update(env)
-                service = Service(address, methods, name=name)
-                service.start()
-                os.write(writing, service.address.encode())
+                os.write(writing, start().encode())
                 os.close(writing)
-                service.wait()
+                threading.Event().wait()
             except BaseException as error:
                 print(f"the task failed: {error!r}", flush=True)
             finally:
@@ -58,19 +60,32 @@ class Task:
 
 
 @contextlib.contextmanager
+def started(start: Callable[[], str], env: Mapping[str, str] | None = None) -> Iterator[Task]:
+    """Starts a process, which ends with the `with`."""
+    task = Task(start, env or {})
+    try:
+        yield task
+    finally:
+        task.end()
+
+
 def task(
     methods: Mapping[str, Callable[[Any], Any]],
     *,
     address: str = "127.0.0.1:0",
     env: Mapping[str, str] | None = None,
     name: str = "",
-) -> Iterator[Task]:
-    """Starts a task, which ends with the `with`."""
-    started = Task(methods, address, env or {}, name)
-    try:
-        yield started
-    finally:
-        started.end()
+) -> contextlib.AbstractContextManager[Task]:
+    """Starts a process with a service of these methods."""
+
+    def start() -> str:
+        from replicax._transport.service import Service
+
+        service = Service(address, methods, name=name)
+        service.start()
+        return service.address
+
+    return started(start, env)
 
 
 def echo(request: Any) -> Any:

@@ -8,6 +8,7 @@ from replicax import partitioners as partitioners
 from replicax._strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
 
 if _typing.TYPE_CHECKING:
+    from replicax import _rpc as rpc
     from replicax._checkpoint.preemption import PreemptionCheckpointHandler as PreemptionCheckpointHandler
     from replicax._checkpoint.preemption import TerminationConfig as TerminationConfig
     from replicax._cluster.preemption import PreemptionWatcher as PreemptionWatcher
@@ -25,10 +26,13 @@ __all__ = [
     "PreemptionWatcher",
     "TerminationConfig",
     "partitioners",
+    "rpc",
 ]
 
 
 def __getattr__(name: str) -> object:
+    if name == "rpc":
+        return _importlib.import_module("replicax._rpc")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     return getattr(_importlib.import_module(f"replicax.{_MODULES[name]}"), name)

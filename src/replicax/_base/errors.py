@@ -12,6 +12,8 @@ class ReplicaxError(Exception):
 class InvalidArgumentError(ReplicaxError, ValueError):
     """Values that do not fit together: shapes, dtypes or an axis out of range."""
 
+    error_code = 3
+
 
 class InvalidOperandError(InvalidArgumentError, TypeError):
     """Operands that JAX refuses: shapes that do not fit together, an axis out of range, a value of all replicas."""
@@ -20,9 +22,13 @@ class InvalidOperandError(InvalidArgumentError, TypeError):
 class OutOfRangeError(ReplicaxError, IndexError):
     """An iterator has no more elements."""
 
+    error_code = 11
+
 
 class DataLossError(ReplicaxError, OSError):
     """A file is damaged, or of something else than it is read for."""
+
+    error_code = 15
 
 
 class CancelledError(ReplicaxError, RuntimeError):

@@ -6,7 +6,7 @@ import importlib as _importlib
 import types as _modules
 import typing as _typing
 
-from replicax import partitioners
+from replicax import _rpc, partitioners
 from replicax._base.types import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -101,6 +101,7 @@ experimental.__dict__.update(
     TerminationConfig=TerminationConfig,
     ValueContext=ValueContext,
     partitioners=partitioners,
+    rpc=_rpc,
     __getattr__=_experimental_name,
 )
 
