@@ -213,3 +213,38 @@ def test_compat_v1_distribute(run_python):
         "`get_loss_reduction` is an older spelling: losses are summed, use `ReduceOp.SUM`.",
         "False True 1",
     ]
+
+
+def test_compat_v1_parameter_servers(run_python):
+    """Without parameter servers it keeps one copy of each variable for the replicas of the process."""
+    done = run_python("""
+        import json, os
+        import replicax.tf as tf
+
+        v1 = tf.compat.v1.distribute
+        strategy = v1.experimental.ParameterServerStrategy()
+        assert isinstance(strategy, v1.Strategy) and type(strategy).__name__ == "ParameterServerStrategyV1"
+        with strategy.scope():
+            v = tf.Variable(1.0, aggregation=tf.VariableAggregation.SUM)
+        assert [name[-5:] for name in strategy.extended.worker_devices] == ["GPU:0", "GPU:1"]
+        assert v.device == "/job:localhost/replica:0/task:0/device:CPU:0" and strategy.cluster_resolver is None
+        strategy.run(lambda: v.assign_add(tf.constant(2.0) * 1))
+        assert v.numpy() == 5.0
+
+        def resolver(*jobs):
+            spec = tf.train.ClusterSpec({job: ["localhost:1"] for job in jobs})
+            return tf.distribute.cluster_resolver.SimpleClusterResolver(spec)
+
+        workers = resolver("worker")
+        assert v1.experimental.ParameterServerStrategy(workers).cluster_resolver is workers
+        cluster = {"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
+        for args in ([], [resolver("worker", "ps")]):
+            try:
+                v1.experimental.ParameterServerStrategy(*args)
+            except NotImplementedError as error:
+                assert "sessions" in str(error) and "Use tf.distribute.ParameterServerStrategy" in str(error), error
+            else:
+                raise AssertionError("no error")
+    """, env={"REPLICAX_VIRTUAL_DEVICES": "GPU:2,CPU:1"})  # fmt: skip
+    assert done.returncode == 0, done.stderr

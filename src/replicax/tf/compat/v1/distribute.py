@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types as _modules
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replicax._strategies.deprecated import V1Methods, get_loss_reduction
 from replicax.tf import distribute as _v2
@@ -25,6 +25,9 @@ from replicax.tf.distribute import (
     in_cross_replica_context,
 )
 
+if TYPE_CHECKING:
+    from replicax._cluster.resolver import ClusterResolver
+
 
 def _with_v1_methods(name: str, strategy: Any, **own: Any) -> Any:
     """The strategy of this name with the older methods, and with what its older class alone had."""
@@ -37,6 +40,20 @@ def _init_tpu(
 ) -> None:
     self._steps_per_run = 1 if steps_per_run is None else steps_per_run
     _v2.experimental.TPUStrategy.__init__(self, tpu_cluster_resolver, device_assignment)
+
+
+def _init_parameter_servers(self: Any, cluster_resolver: ClusterResolver | None = None) -> None:
+    from replicax.cluster_resolver import TFConfigClusterResolver
+
+    spec = (cluster_resolver or TFConfigClusterResolver()).cluster_spec()
+    if "ps" in spec.jobs:
+        raise NotImplementedError(
+            "tf.compat.v1.distribute.experimental.ParameterServerStrategy with parameter servers needs TensorFlow 1's "
+            f"sessions, which replicax has none of; the cluster is {spec}. Use tf.distribute.ParameterServerStrategy, "
+            "and schedule functions with tf.distribute.coordinator.ClusterCoordinator."
+        )
+    _v2.experimental.CentralStorageStrategy.__init__(self)
+    self.extended._cluster_resolver = cluster_resolver
 
 
 Strategy = _with_v1_methods("Strategy", _v2.Strategy)
@@ -55,6 +72,13 @@ _own: dict[str, dict[str, Any]] = {
 for _name, _members in _own.items():
     if hasattr(_v2.experimental, _name):
         setattr(experimental, _name, _with_v1_methods(_name, getattr(_v2.experimental, _name), **_members))
+
+experimental.__dict__["ParameterServerStrategy"] = _with_v1_methods(
+    "ParameterServerStrategy",
+    _v2.experimental.CentralStorageStrategy,
+    __doc__="Without parameter servers: one copy of each variable for the replicas of this process, one on each GPU.",
+    __init__=_init_parameter_servers,
+)
 
 __all__ = [
     "CrossDeviceOps",
