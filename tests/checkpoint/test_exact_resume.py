@@ -41,6 +41,7 @@ def go(train, objects, step, of_weights):
             killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         manager.save()
+    assert checkpoint.report().complete, str(checkpoint.report())
     leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(of_weights())]
     print(json.dumps(["weights", hashlib.sha1(b"".join(leaves)).hexdigest()]), file=log)
 """
@@ -78,7 +79,7 @@ def train_step(batch, shift):
 
 go(lambda: train_step(next(iterator), outside.normal([3])),
    dict(w=w, optimizer=optimizer, total=total, generator=generator, outside=outside, iterator=iterator), step,
-   lambda: [w.numpy(), total.numpy(), [v.numpy() for v in optimizer.variables]])
+   lambda: [w.numpy(), total.numpy(), optimizer.state.numpy()])
 """
 
 KERAS = """
@@ -146,8 +147,38 @@ go(lambda: train_step(next(iterator)), dict(model=model, optimizer=optimizer, it
    lambda: nnx.state(model, nnx.Param))
 """
 
-PROGRAMS = {"plain": PLAIN, "keras": KERAS, "nnx": NNX}
-REQUIRES = {"plain": ["optax"], "keras": ["keras"], "nnx": ["flax", "optax"]}
+RANDOM = """
+import random
+tf.random.set_seed(9); random.seed(1); np.random.seed(2)
+own = np.random.default_rng(3)
+with strategy.scope():
+    w = tf.Variable(np.ones((4, 3), np.float32))
+step = rx.Variable(0)
+iterator = iter(strategy.experimental_distribute_dataset(rx.data.Dataset.from_tensor_slices(x).repeat().batch(12)))
+
+@tf.function
+def train_step(batch, shift):
+    def replica_step(batch):
+        with tf.GradientTape() as tape:
+            y = tf.nn.dropout(batch @ w.value(), 0.4) + tf.random.normal([3], seed=2)
+            loss = tf.reduce_mean((y - shift) ** 2)
+        gradient = tf.distribute.get_replica_context().all_reduce("MEAN", tape.gradient(loss, w))
+        w.assign_sub(0.1 * gradient)
+        return loss
+    loss = strategy.run(replica_step, args=(batch,))
+    step.assign_add(1)
+    return strategy.reduce("MEAN", loss, axis=None)
+
+def shift():
+    by_host = np.float32(random.random() + np.random.normal() + own.normal())
+    return by_host + tf.random.normal([3]) + tf.random.uniform([3], seed=1)
+
+go(lambda: train_step(next(iterator), shift()),
+   dict(w=w, iterator=iterator, random=rx.train.RandomState(own)), step, lambda: w.numpy())
+"""
+
+PROGRAMS = {"random": RANDOM, "plain": PLAIN, "keras": KERAS, "nnx": NNX}
+REQUIRES = {"random": ["optax"], "plain": ["optax"], "keras": ["keras"], "nnx": ["flax", "optax"]}
 
 
 def told(folder: Path, workers: int) -> list[dict[str, list[str]]]:
@@ -188,7 +219,7 @@ def check(undisturbed: list[dict[str, list[str]]], resumed: list[dict[str, list[
     assert again <= INTERVAL * len(resumed)
 
 
-CASES = [("plain", 1), ("plain", 2), ("plain", 3), ("keras", 1), ("keras", 2), ("nnx", 1), ("nnx", 2)]
+CASES = [("plain", 1), ("plain", 2), ("plain", 3), ("keras", 1), ("keras", 2), ("nnx", 1), ("nnx", 2), ("random", 2)]
 
 
 @pytest.mark.parametrize("name, workers", CASES)

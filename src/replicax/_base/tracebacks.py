@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import os
 import sys
+import sysconfig
 import traceback
 import types
 import warnings
@@ -33,6 +34,10 @@ def _folder_of(package: str) -> str:
 _HIDDEN = (*map(_folder_of, ("replicax", "jax", "jaxlib", "malt")), contextlib.__file__, functools.__file__)
 for _name in ("replicax", "malt"):
     jax_internals.hide_lines_of(_folder_of(_name))
+
+
+_STANDARD = (sysconfig.get_path("stdlib") + os.sep, "<frozen")
+_PACKAGES = {"site-packages", "dist-packages"}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -121,13 +126,19 @@ class Origin(NamedTuple):
 
 
 def origin() -> Origin:
-    """Returns the place in the user's code from which this is called."""
-    frame, function = sys._getframe(1), ""
-    while not is_users(frame.f_code) and frame.f_back is not None:
-        if frame.f_code.co_name != "__call__":  # of a metaclass
-            function = frame.f_code.co_name
+    """Returns the place in the user's code from which this is called; that of a library where there is no other."""
+    frame: types.FrameType | None = sys._getframe(1)
+    function, found = "", None
+    while frame is not None:
+        code = frame.f_code
+        if is_users(code):
+            found = found or Origin(function, code.co_filename, frame.f_lineno)
+            if not (code.co_filename.startswith(_STANDARD) or _PACKAGES.intersection(code.co_filename.split(os.sep))):
+                return Origin(found.function, code.co_filename, frame.f_lineno)
+        elif found is None and code.co_name != "__call__":  # of a metaclass
+            function = code.co_name
         frame = frame.f_back
-    return Origin(function, frame.f_code.co_filename, frame.f_lineno)
+    return found or Origin(function, "", 0)
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

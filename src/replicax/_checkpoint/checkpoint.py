@@ -17,9 +17,10 @@ from replicax._base.atomic_files import path_text
 from replicax._base.errors import CheckpointError
 from replicax._base.types import Leaf
 from replicax._checkpoint import files as _files
-from replicax._checkpoint import object_graph
+from replicax._checkpoint import object_graph, report
 from replicax._checkpoint.files import Path
 from replicax._checkpoint.object_graph import Identity, ObjectNode, PositionLeaf
+from replicax._checkpoint.report import Report
 from replicax._checkpoint.restore import (
     POSITION,
     REPLICAS,
@@ -178,6 +179,7 @@ class Checkpoint:
 
     def __init__(self, root: object = None, **kwargs: object):
         foreign_state.join()
+        report.begin()
         vars(self).update(_attributes={}, _root=root, _restoration=None, _kept_positions={})
         if root is not None and not object_graph.has_children(root):
             raise ValueError(_not_trackable("root", root))
@@ -350,6 +352,22 @@ class Checkpoint:
         if restoration.unused():
             restoration.wait()
         return CheckpointLoadStatus(restoration)
+
+    def report(self) -> Report:
+        """Returns what of the program's state is not in this checkpoint, as far as it can be known.
+
+        To be called in the course of a training, between steps: what has changed since the program's first checkpoint
+        was made counts. Printed, it says what each part is, where it was made, and what to do; see
+        docs/exact-resume.md for what cannot be known.
+
+        >>> import replicax as rx
+        >>> steps, total = rx.Variable(0), rx.Variable(0.0, name="total")
+        >>> checkpoint = rx.train.Checkpoint(steps=steps)
+        >>> _ = steps.assign_add(1), total.assign_add(2.0)
+        >>> [entry.what for entry in checkpoint.report().entries if "total" in entry.what]
+        ["the variable 'total:0'"]
+        """
+        return report.report_on(object_graph.graph_of(self._roots()))
 
     def sync(self) -> None:
         """Does nothing: what is saved is on the disk when `save` returns."""

@@ -14,7 +14,7 @@ from replicax._base.tracebacks import origin
 from replicax._base.types import Tree
 from replicax._data import iterators
 from replicax._data.elements import Nested
-from replicax._data.iterators import DatasetIterator, NumpyIterator
+from replicax._data.iterators import DatasetIterator, NumpyIterator, Unsure
 from replicax._data.options import Options
 from replicax._data.reading import Maker, Reading, StatefulNode, hands_on
 from replicax._data.rows import RowOrder, Rows
@@ -40,6 +40,7 @@ class Base(Nested):
         options: Options | None = None,
         files: int = 0,
         nodes: Iterable[StatefulNode] = (),
+        unsure: Sequence[Unsure] = (),
     ) -> None:
         # `spec` takes one argument: whether it may call the users' functions. It returns None where it would have to
         # and may not.
@@ -53,6 +54,7 @@ class Base(Nested):
         self._nodes = tuple(dict.fromkeys(nodes))  # in the order in which the code made them
         self._found_spec: Tree = None
         self._origin = origin()  # for messages
+        self._unsure = tuple(dict.fromkeys(unsure))
 
     @classmethod
     def _made(cls, make: Maker, spec: Callable[[bool], Tree], cardinality: int, **known: Any) -> Self:
@@ -104,9 +106,8 @@ class Base(Nested):
             return own if own is None or spec is None else spec(own)
 
         nodes = (*self._nodes, *nodes)
-        return self._made(
-            make, find or found, cardinality, options=self._options, files=self._files, nodes=nodes, **known
-        )
+        known = {"options": self._options, "files": self._files, "unsure": self._unsure, **known}
+        return self._made(make, find or found, cardinality, nodes=nodes, **known)
 
     def _probed(self, make: Maker, find: Callable[[Maker], Tree], cardinality: int) -> Self:
         """Returns a dataset whose spec is `find(make)`, found only where the users' functions may run."""

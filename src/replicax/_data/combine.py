@@ -222,6 +222,7 @@ class Combined(Order):
         sizes = {d._batch_size for d in inputs}
         known = {"options": inputs[0]._options, "batch_size": sizes.pop() if len(sizes) == 1 else None, **known}
         nodes = (*itertools.chain.from_iterable(d._nodes for d in inputs), *nodes)
+        known["unsure"] = [*itertools.chain.from_iterable(d._unsure for d in inputs)]
         return cls._made(make, find, cardinality, nodes=nodes, **known)
 
     @classmethod

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from replicax._base import tracebacks
 from replicax._base.errors import InvalidArgumentError, OutOfRangeError
+from replicax._base.living import Living
 from replicax._base.messages import received
+from replicax._base.tracebacks import Origin
 from replicax._base.types import Leaf, Tree
 from replicax._data.calls import ending
 from replicax._data.elements import Nested, as_tensor
@@ -26,6 +28,13 @@ _R = TypeVar("_R")
 _I = TypeVar("_I", bound="ElementIterator")
 
 
+class Unsure(NamedTuple):
+    """A source of elements that may be other ones when they are gone through again."""
+
+    what: str
+    origin: Origin
+
+
 class Readable(Protocol):
     """A dataset, as far as its iterators need it."""
 
@@ -37,6 +46,7 @@ class IterableDataset(Readable, Protocol):
     """A dataset as a `DatasetIterator` needs it: it makes an iterator for each reading."""
 
     _nodes: tuple[StatefulNode, ...]
+    _unsure: tuple[Unsure, ...]
 
     def _make(self, reading: Reading, start: int = 0, /) -> Iterator[Tree]: ...
 
@@ -130,6 +140,9 @@ def exclusive(method: Callable[Concatenate[_I, _P], _R]) -> Callable[Concatenate
     return locked
 
 
+living: Living[ElementIterator] = Living()
+
+
 class ElementIterator(Iterator[Tree]):
     """The base class of iterators over elements. A subclass says where they come from, in `_next_element`.
 
@@ -139,12 +152,18 @@ class ElementIterator(Iterator[Tree]):
     _dataset: Readable
     _lock: Lock  # held while an element is taken
     _position: int  # the number of elements that it has given
+    _ended = False
     _waiting: list[Tree | Block | _Failure]  # made but not taken yet; the next one is the last of the list
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         iterator = super().__new__(cls)
         iterator._lock = threading.RLock()
+        living.add(iterator)
         return iterator
+
+    def _behind(self) -> tuple[Sequence[IterableDataset], Sequence[Reading]]:
+        """Returns the datasets from which the elements come, and the readings of them."""
+        return (), ()
 
     def _next_element(self) -> Tree | Block:
         """Makes the next element, or a block of the next ones."""
@@ -172,6 +191,7 @@ class ElementIterator(Iterator[Tree]):
             if not self._waiting:
                 self._waiting.append(self._make_next())
         except StopIteration:
+            self._ended = True
             raise ending(StopIteration()) from None
         if isinstance(block := self._waiting[-1], Block):
             self._waiting[-1:] = reversed(block.elements())  # a block that cannot be taken apart stays whole
@@ -185,6 +205,7 @@ class ElementIterator(Iterator[Tree]):
     def _push_back(self, element: Tree | Block) -> None:
         """Makes `element` the next one, or those of a block: for a function that took it and did not use it."""
         self._waiting.append(element)
+        self._ended = False
         self._position -= element.count if isinstance(element, Block) else 1
 
     @exclusive
@@ -288,8 +309,11 @@ class DatasetIterator(ElementIterator):
 
     @exclusive
     def _begin(self, reading: Reading, position: int) -> None:
-        self._reading, self._position, self._waiting = reading, position, []
+        self._reading, self._position, self._waiting, self._ended = reading, position, [], False
         self._elements = self._dataset._make(reading, position)
+
+    def _behind(self) -> tuple[Sequence[IterableDataset], Sequence[Reading]]:
+        return [self._dataset], [self._reading]
 
     def _next_element(self) -> Tree:
         return jax.tree.map(self._shown, next(self._elements))

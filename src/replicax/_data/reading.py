@@ -19,8 +19,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
+from replicax._base.living import Living
 from replicax._base.messages import received
 from replicax._base.types import Tree
+from replicax._data.prefetch import advancing
 from replicax._data.skipping import Skip
 
 # The state of a node or of a reading: what JSON can write.
@@ -48,6 +50,10 @@ class StatefulNode:
 
     def draw(self, entropy: np.random.SeedSequence) -> None:
         """Draws what was left to chance."""
+
+
+class _Numbers(np.random.Generator):
+    """Random numbers of a reading, which its state says, unlike a user's."""
 
 
 class Reading:
@@ -142,7 +148,7 @@ class Reading:
         if not self.probing:
             self._passes[node] = self._passes.get(node, 0) + 1
             node.passes = max(node.passes, number + 1)
-        return np.random.default_rng([seed, number if node.reshuffle else 0])
+        return _Numbers(np.random.PCG64([seed, number if node.reshuffle else 0]))
 
     def now(self, node: StatefulNode) -> State:
         """Returns the state of `node` as this reading sees it now."""
@@ -217,6 +223,9 @@ def use_default_seed(seed: Callable[[], int | None]) -> None:
     _default_seed = seed
 
 
+living_seeds: Living[Seeds] = Living()
+
+
 class Seeds(StatefulNode):
     """The seeds of a dataset's passes: a new one for each, unless `reshuffle` is False."""
 
@@ -224,7 +233,10 @@ class Seeds(StatefulNode):
         seed = _default_seed() if seed is None else seed
         self._seed = None if seed is None else int(seed) % 2**64
         self.passes, self.reshuffle = 0, reshuffle
+        self.by_chance = seed is None
+        self.inner = bool(advancing.locks)  # whether a function of a dataset makes it
         self.first = self.state()
+        living_seeds.add(self)
 
     def state(self) -> State:
         return [self._seed, self.passes]

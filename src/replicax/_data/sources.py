@@ -13,13 +13,15 @@ from numpy.typing import DTypeLike
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.host_memory import kept
-from replicax._base.messages import received
+from replicax._base.messages import received, shown
 from replicax._base.specs import TensorShape, TensorSpec, as_dtype, dtype_name, spec_of
+from replicax._base.tracebacks import origin
 from replicax._base.types import Tree
 from replicax._data.base import Base
 from replicax._data.calls import call_user
 from replicax._data.combine import Combined
 from replicax._data.elements import as_host, host_structure, num_rows, read_only, structure_of
+from replicax._data.iterators import Unsure
 from replicax._data.reading import Reading, Seeds, replayed, skipped
 from replicax._data.rows import CHUNK, fetch_from, plain_rows
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, first_spec, without_batch
@@ -183,7 +185,8 @@ class Sources(Combined):
         def find(probe: bool) -> Tree:
             return first_spec(make) if spec is None and probe else spec
 
-        return cls._made(make, find, UNKNOWN_CARDINALITY)
+        unsure = [Unsure(f"the generator {shown(generator)}", origin())]
+        return cls._made(make, find, UNKNOWN_CARDINALITY, unsure=unsure)
 
 
 def names_of(files: object) -> list[bytes]:

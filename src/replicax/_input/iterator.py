@@ -8,6 +8,7 @@ from typing import Any
 
 from replicax._base.messages import received
 from replicax._base.types import Tree
+from replicax._data.dataset import Dataset
 from replicax._data.iterators import ElementIterator, exclusive
 from replicax._data.multi_step import Demand
 from replicax._data.prefetch import Buffer
@@ -52,9 +53,12 @@ class DistributedIterator(ElementIterator, Distributed):
         self._topic = self._dataset._next_topic()
         self._buffer: Buffer | None = None
         self._elements: Iterator[Tree] | None = None
-        self._waiting = []
+        self._waiting, self._ended = [], False
         self._demand = Demand()
         self._closed = False
+
+    def _behind(self) -> tuple[Sequence[Dataset], Sequence[Reading]]:
+        return self._dataset._sources, self._readings
 
     def _ask_for(self, count: int) -> None:
         # The threads of several workers would learn it at different elements, and make different arrays of them.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
 from replicax._base.host_memory import Pool
 from replicax._base.specs import TensorSpec
+from replicax._base.tracebacks import origin
 from replicax._base.types import AutoShardPolicy, InputOptions, Tree
 from replicax._data.calls import call_user
 from replicax._data.dataset import Dataset
 from replicax._data.elements import as_host
+from replicax._data.iterators import Unsure
 from replicax._data.options import Options
 from replicax._data.reading import Reading, replayed
 from replicax._data.specs import UNKNOWN_CARDINALITY, first_spec, shown_spec
@@ -78,7 +80,9 @@ def _of_iterable(dataset: Any) -> Dataset:
         cardinality = len(dataset)
     except (TypeError, NotImplementedError, ValueError):  # as libraries raise where the length is unknown
         cardinality = UNKNOWN_CARDINALITY
-    return Dataset._made(make, spec, cardinality)
+    sequence = isinstance(dataset, Sequence) or hasattr(dataset, "__getitem__")
+    unsure = [] if sequence else [Unsure(f"the iterable {type(dataset).__name__}", origin())]
+    return Dataset._made(make, spec, cardinality, unsure=unsure)
 
 
 def _of_tensorflow(dataset: Any) -> Dataset:
@@ -95,7 +99,8 @@ def _of_tensorflow(dataset: Any) -> Dataset:
     def make(reading: Reading) -> Iterator[Tree]:
         return map(_host_element, dataset.as_numpy_iterator())
 
-    return Dataset._made(make, lambda probe: spec, int(dataset.cardinality()), options=options)
+    unsure = [Unsure("the tf.data.Dataset", origin())]
+    return Dataset._made(make, lambda probe: spec, int(dataset.cardinality()), options=options, unsure=unsure)
 
 
 def _host_element(element: Tree) -> Tree:

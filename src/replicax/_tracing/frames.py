@@ -24,6 +24,7 @@ from jax.core import ShapedArray
 
 from replicax._base import jax_internals, tracebacks
 from replicax._base.types import Leaf
+from replicax._data.prefetch import advancing
 from replicax._tracing import trace_caches
 from replicax._tracing.state import Components, DistributedState, OneCopyState, State
 from replicax._tracing.tape_trace import below
@@ -73,8 +74,20 @@ def noted() -> Iterator[Noted]:
         _noted.reset(token)
 
 
+notes_changes = False  # whether variables that are written from now on have changed; before it, they are set up
+
+
+def note_changes() -> None:
+    """Has the variables that are written from now on count as changed."""
+    global notes_changes
+    notes_changes = True
+
+
 def note(variable: State) -> None:
     """Notes a variable outside of any trace, which is about to be written."""
+    if notes_changes:
+        variable._changed = True
+        variable._changed_by_input |= bool(advancing.locks)
     for notes in _noted.get():
         notes.add(variable)
 
@@ -282,6 +295,7 @@ class TraceFrame(Frame):
         key = id(variable)
         self.variables[key] = self.written[key] = variable
         self.values[key] = list(leaves)
+        variable._changed = True
         trace_caches.note_change(key)
 
     replaces_unread = False  # the program is to take over the old arrays

@@ -48,6 +48,8 @@ class State(TapedVariable, Protocol):
     """What frames need of a variable. Leaves are lists, since a variable may hold a whole pytree."""
 
     _equal_by_contract: bool
+    _changed: bool
+    _changed_by_input: bool
     _types: list[jax.ShapeDtypeStruct]
 
     @property

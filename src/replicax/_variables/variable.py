@@ -22,6 +22,7 @@ from jax.typing import DTypeLike
 
 from replicax._base import array_text, devices, nest
 from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.living import Living
 from replicax._base.specs import SINGLE_DTYPES, TensorShape
 from replicax._base.types import (
     Leaf,
@@ -47,6 +48,7 @@ COMBINE: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "assign_sub": operator.sub,
 }
 _NONE = VariableAggregation.NONE
+living: Living[Variable] = Living()
 
 
 class _VariableType(type):
@@ -130,6 +132,8 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
     _storage: Storage  # where the arrays are
     _late: bool | None = False  # whether a restored checkpoint may have a value for it (see `deferred_restore`)
     _hidden = False  # whether users do not see it, as the counters of random numbers
+    _changed = False  # whether it was written since it was set up
+    _changed_by_input = False  # and by a function of a dataset
 
     def __init__(
         self,
@@ -159,6 +163,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
         self._types = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
         self._storage = self._new_storage(leaves, lent)
         self._late = deferred_restore.is_late()
+        living.add(self)
 
     # Properties.
 
@@ -338,6 +343,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
             clone.__dict__.update(self.__dict__)
             clone._storage = self._storage.clone()
         memo[id(self)] = clone
+        living.add(clone)
         return clone
 
     def __getstate__(self) -> dict[str, object]:

@@ -12,13 +12,17 @@ import functools
 import threading
 import weakref
 import zlib
-from typing import SupportsInt, TypeAlias
+from collections.abc import Sequence
+from typing import Any, SupportsInt, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._base import array_conversion, jax_internals
+from replicax._base import array_conversion, jax_internals, tracebacks
+from replicax._base.specs import as_dtype
+from replicax._checkpoint.random_state import op_counters
+from replicax._data.prefetch import advancing
 from replicax._data.reading import use_default_seed
 from replicax._engine import modes
 from replicax._tracing import context as _context
@@ -54,6 +58,8 @@ def of_op(op: str, dtype: DTypeLike | None, seed: SupportsInt | None) -> jax.Arr
     """
     tag: _Tag = () if seed is None else (op, dtype, int(seed))
     running = modes.running()
+    if advancing.locks and frames.notes_changes and _saved.drawn_by_input is None:
+        _saved.drawn_by_input = tracebacks.origin()
     if isinstance(frames.frame(), frames.TraceFrame) and not jax_internals.is_eager(frames.untaped_trace()):
         state = _of_function(running).state(tag, 0 if running is None or not tag else running.number(tag))
         value = state.value()
@@ -103,6 +109,14 @@ class _Eager:
         self._chance = _by_chance()
         self._counters: dict[_Tag, tuple[list[int], dict[int, int]]] = {}
 
+    def save(self) -> list[object]:
+        counters = [[_told(tag), start, list(counts.items())] for tag, (start, counts) in self._counters.items()]
+        return [self._chance, counters]
+
+    def restore(self, saved: Sequence[Any]) -> None:
+        self._chance = saved[0]
+        self._counters = {_tag(tag): (list(start), dict(counts)) for tag, start, counts in saved[1]}
+
     def take(self, tag: _Tag, replica: int) -> tuple[list[int], int]:
         with _lock:
             counter = self._counters.get(tag)
@@ -116,7 +130,9 @@ class _Eager:
 class _OfFunction:
     """The counters of a function, in variables, since its programs have to advance them."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = ""):
+        self.name = name
+        self._restored: dict[tuple[_Tag, int], np.ndarray] = {}  # of states that are not there yet
         self._states: dict[tuple[_Tag, int], ResourceVariable] = {}
         self._taken: dict[_Tag, tuple[int, dict[int, int]]] = {}  # draws of eager replicas since the given count
         self._chance = _by_chance()
@@ -133,7 +149,8 @@ class _OfFunction:
         with _lock:
             if (tag, number) not in self._states:
                 with jax_internals.untraced():  # the function may be traced
-                    state = ResourceVariable(self._first(tag), trainable=False, name="seed")
+                    first = self._restored.pop((tag, number), None)
+                    state = ResourceVariable(self._first(tag) if first is None else first, trainable=False, name="seed")
                 state._late, state._hidden = False, True  # it is not in checkpoints or in lists of variables
                 self._states[tag, number] = state
             return self._states[tag, number]
@@ -153,6 +170,18 @@ class _OfFunction:
                 self._taken[tag] = begun, counts
             return value[:2].tolist(), begun + count - 1
 
+    def save(self) -> list[object]:
+        states = [[_told(tag), n, np.asarray(state._storage.read()[0])] for (tag, n), state in self._states.items()]
+        return [self.name, self._chance, states]
+
+    def restore(self, saved: Sequence[Any]) -> None:
+        self._taken.clear()
+        self._chance = saved[1]
+        self._restored = {(_tag(tag), n): np.asarray(value, np.uint32) for tag, n, value in saved[2]}
+        for key, state in self._states.items():
+            value = self._restored.pop(key, None)
+            self._write(state, self._first(key[0]) if value is None else value)
+
     def _first(self, tag: _Tag) -> np.ndarray:
         return np.asarray([*_start(tag, self._chance, 1), 0], np.uint32)
 
@@ -163,7 +192,8 @@ class _OfFunction:
 
 _eager = _Eager(stream=0)
 _datasets = _Eager(stream=2)
-_functions: weakref.WeakSet[_OfFunction] = weakref.WeakSet()
+_functions: list[weakref.ref[_OfFunction]] = []  # in the order in which they were first called
+_waiting: list[Sequence[Any]] = []  # restored counters of functions that were not called yet
 _outside = _OfFunction()  # for code that is traced outside of functions, where no variable can be advanced
 
 
@@ -172,8 +202,13 @@ def _of_function(running: modes.Running | None) -> _OfFunction:
         return _outside
     with _lock:
         if running.code.random_numbers is None:
-            running.code.random_numbers = _OfFunction()
-            _functions.add(running.code.random_numbers)
+            numbers = running.code.random_numbers = _OfFunction(running.code.name)
+            _functions.append(weakref.ref(numbers))
+            for saved in list(_waiting):
+                if saved[0] == numbers.name:  # the first of this name gets the first counters of this name
+                    numbers.restore(saved)
+                    _waiting.remove(saved)
+                    break
     return running.code.random_numbers
 
 
@@ -192,8 +227,54 @@ def set_seed(seed: int | None) -> None:
         _seed = None if seed is None else int(seed)
         _eager.reset()
         _datasets.reset()
-        for numbers in list(_functions):
+        _waiting.clear()
+        for numbers in _living():
             numbers.reset()
+
+
+def _living() -> list[_OfFunction]:
+    _functions[:] = [reference for reference in _functions if reference() is not None]
+    return [numbers for reference in _functions if (numbers := reference()) is not None]
+
+
+def _told(tag: _Tag) -> list[object]:
+    return [tag[0], None if tag[1] is None else np.dtype(as_dtype(tag[1])).name, tag[2]] if tag else []
+
+
+def _tag(told: Sequence[Any]) -> _Tag:
+    return (told[0], None if told[1] is None else as_dtype(told[1]), told[2]) if told else ()
+
+
+class _Saved:
+    """All counters, as checkpoints have them."""
+
+    drawn_by_input: tracebacks.Origin | None = None
+
+    def save(self) -> dict[str, object]:
+        with _lock:
+            own = {"seed": _seed, "eager": _eager.save(), "datasets": _datasets.save()}
+            return {**own, "functions": [numbers.save() for numbers in _living()]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        global _seed
+        with _lock:
+            _seed = state["seed"]
+            _eager.restore(state["eager"])
+            _datasets.restore(state["datasets"])
+            _waiting[:] = state["functions"]
+            for numbers in _living():
+                found = next((saved for saved in _waiting if saved[0] == numbers.name), None)
+                if found is None:
+                    numbers.reset()
+                else:
+                    numbers.restore(found)
+                    _waiting.remove(found)
+
+    def in_dataset(self) -> tracebacks.Origin | None:
+        return self.drawn_by_input
+
+
+_saved = _Saved()
 
 
 def _dataset_seed() -> int | None:
@@ -205,3 +286,4 @@ def _dataset_seed() -> int | None:
 
 
 use_default_seed(_dataset_seed)
+op_counters.append(_saved)

@@ -1,0 +1,106 @@
+"""`RandomState`: the random numbers of a process that no variable holds, as an object for checkpoints."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from replicax._base.messages import received
+from replicax._base.tracebacks import Origin
+
+_State: TypeAlias = Any  # numbers, strings and arrays in dicts, lists and tuples
+
+
+class OpCounters(Protocol):
+    """The counters of the functions of `tf.random`, which `replicax.tf` keeps."""
+
+    def save(self) -> _State:
+        """Returns all counts."""
+
+    def restore(self, state: _State) -> None:
+        """Sets the counts, also those of functions that are not traced yet."""
+
+    def in_dataset(self) -> Origin | None:
+        """Returns where a function of a dataset draws with them; None where none does."""
+
+
+op_counters: list[OpCounters] = []  # one, once replicax.tf is imported
+
+
+def states() -> dict[str, _State]:
+    """Returns the states of this process's random numbers, by what they are of."""
+    found = {"python": random.getstate(), "numpy": np.random.get_state()}
+    for counters in op_counters:
+        found["tf"] = counters.save()
+    return found
+
+
+class RandomState:
+    """The random numbers that a program draws without an object in its checkpoint.
+
+    These are those of Python's `random`, of `numpy.random`, and of the functions of `tf.random` that take no generator
+    and no key. In a `Checkpoint`, `restore` sets them to where they were when it was saved. Each worker has its own.
+
+    Args:
+        *generators: `numpy.random.Generator`s, and instances of `random.Random`, whose states it has too.
+
+    >>> import random, tempfile
+    >>> import replicax as rx
+    >>> checkpoint = rx.train.Checkpoint(random=rx.train.RandomState())
+    >>> path = checkpoint.save(tempfile.mkdtemp() + "/ckpt")
+    >>> drawn = random.random()
+    >>> _ = checkpoint.restore(path)
+    >>> random.random() == drawn
+    True
+    """
+
+    def __init__(self, *generators: np.random.Generator | random.Random):
+        for generator in generators:
+            if not isinstance(generator, np.random.Generator | random.Random):
+                raise TypeError(
+                    f"RandomState takes numpy.random.Generators and random.Randoms, got {received(generator)}. "
+                    "A tf.random.Generator has a name of its own in the Checkpoint."
+                )
+        self._generators = generators
+
+    def save_state(self) -> dict[str, _State]:
+        """Returns the states, made of numbers, strings and arrays."""
+        own = [g.getstate() if isinstance(g, random.Random) else g.bit_generator.state for g in self._generators]
+        return {**states(), "generators": own}
+
+    def restore_state(self, state: dict[str, _State]) -> None:
+        """Sets the states to those that `save_state` returned.
+
+        Raises:
+            ValueError: it was saved with another number of generators.
+        """
+        if len(state["generators"]) != len(self._generators):
+            raise ValueError(
+                f"This RandomState has {len(self._generators)} generators, and that which was saved had "
+                f"{len(state['generators'])}. Make it of the same generators, in the same order."
+            )
+        random.setstate(state["python"])
+        np.random.set_state(state["numpy"])
+        for counters in op_counters if "tf" in state else ():
+            counters.restore(state["tf"])
+        for generator, own in zip(self._generators, state["generators"]):
+            if isinstance(generator, random.Random):
+                generator.setstate(own)
+            else:
+                generator.bit_generator.state = own
+
+    def _carried_over(self, states: Sequence[_State]) -> _State | None:
+        """Returns what to restore of the states of another number of workers."""
+        return states[0] if all(same(state, states[0]) for state in states) else None
+
+
+def same(one: _State, other: _State) -> bool:
+    """Returns whether two states are equal."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(np.array_equal(one, other))
