@@ -244,3 +244,38 @@ def test_each_worker_has_its_own_of_a_per_worker_value(run, processes):
             assert raised(co.create_per_worker_value, 5)[0] == "TypeError"
             assert raised(co.create_per_worker_value, lambda: "text")[0] == "TypeError"
     """)
+
+
+@PLACES
+def test_types_of_64_bits_keys_and_random_numbers_are_kept_whatever_the_tasks_have(run, processes):
+    """The tasks run a program of replicax itself, whose types have 32 bits, the coordinator one of replicax.tf."""
+    run(f"""
+        import replicax.tf as tf
+        with Cluster(workers=1, processes={processes}) as cluster:
+            co = cluster.coordinator
+            with cluster.strategy.scope():
+                many, small = tf.Variable(2**40, dtype=tf.int64), tf.Variable(1e-300, dtype=tf.float64)
+                generator = tf.random.Generator.from_seed(3)
+                key = rx.Variable(jax.random.key(3))
+            assert many.numpy() == 2**40 and small.numpy() == 1e-300
+            @tf.function
+            def step(iterator):
+                x = next(iterator)
+                many.assign_add(x)
+                small.assign(small * 2)
+                key.assign(jax.random.split(key.value(), 1)[0])
+                return many.read_value(), generator.uniform([2]), tf.random.uniform([2]), tf.cast(x, tf.float64) / 3
+            iterator = iter(co.create_per_worker_dataset(tf.data.Dataset.range(2, 5)))
+            results = co.fetch([co.schedule(step, args=(iterator,)) for _ in range(3)])
+            assert [r[0] for r in results] == [2**40 + 2, 2**40 + 5, 2**40 + 9]
+            assert results[2][3] == np.float64(4) / 3
+            assert small.numpy() == 8e-300
+            expected = tf.random.Generator.from_seed(3)
+            for _, drawn, _, _ in results:
+                assert (drawn == expected.uniform([2]).numpy()).all()
+            assert len({{tuple(r[2].tolist()) for r in results}}) == 3
+            found = jax.random.key(3)
+            for _ in range(3):
+                found = jax.random.split(found, 1)[0]
+            assert (jax.random.key_data(key.value()) == jax.random.key_data(found)).all()
+    """)

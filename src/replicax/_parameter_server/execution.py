@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import jax
 import numpy as np
 
+from replicax._parameter_server.arrays import Array, on_host
 from replicax._parameter_server.plans import WorkerPlan
 from replicax._parameter_server.servers import Call, Servers
 
@@ -27,9 +29,9 @@ class Computed:
         versions: of the leaves that were read, by the names of their parts.
     """
 
-    shipped: list[list[np.ndarray]]
-    results: list[np.ndarray]
-    operands: list[np.ndarray]
+    shipped: list[list[Array]]
+    results: list[Array]
+    operands: list[Array]
     versions: dict[str, int]
 
 
@@ -45,13 +47,13 @@ def compute(plan: WorkerPlan, others: Arrays, args: Arrays, servers: Servers) ->
     if plan.gathers or plan.reads:
         read, rows, versions = servers.fetch(plan.reads, gathers, plan.compares)
         rows = [array.reshape(gather.aval.shape) for array, (_, gather) in zip(rows, plan.gathers)]
-    found = iter([np.asarray(array) for array in plan.compute(others, args, rows, read)])
+    found = iter([on_host(array) for array in plan.compute(others, args, rows, read)])
     shipped = [[next(found) for _ in shipped.avals] for shipped in plan.shipped]
     results = [next(found) for _ in plan.computed]
     return Computed(shipped, results, list(found), versions)
 
 
-def update(plan: WorkerPlan, computed: Computed, servers: Servers, number: int, done: int) -> list[np.ndarray] | None:
+def update(plan: WorkerPlan, computed: Computed, servers: Servers, number: int, done: int) -> list[Array] | None:
     """Updates variables with what a closure has computed; returns its results.
 
     Returns None where somebody else has replaced a value meanwhile of which the new one was computed.
@@ -65,18 +67,17 @@ def update(plan: WorkerPlan, computed: Computed, servers: Servers, number: int, 
     """
     calls = {}
     for each in plan.updates:
-        arrays = [
-            array
-            for take in each.takes
-            for array in take.of(plan.shipped[take.shipped].kind, computed.shipped[take.shipped])
-        ]
+        arrays: list[np.ndarray] = []
+        for take in each.takes:
+            own = cast(list[np.ndarray], computed.shipped[take.shipped])
+            arrays += take.of(plan.shipped[take.shipped].kind, own)
         versions = {name: computed.versions[name] for name in each.compared}
         head = {"program": plan.key, "closure": number, "done": done, "versions": versions}
         calls[each.server] = Call("update", head, arrays)
     answers = servers.all(calls) if calls else {}
     if any("changed" in head for head, _ in answers.values()):
         return None
-    found: dict[int, list[np.ndarray]] = {n: [array] for n, array in zip(plan.computed, computed.results)}
+    found: dict[int, list[Array]] = {n: [array] for n, array in zip(plan.computed, computed.results)}
     for result, number_of_update, k in plan.answers:
         head, news = answers[plan.updates[number_of_update].server]
         # Of a closure that ended elsewhere meanwhile nobody waits for this result.
@@ -86,7 +87,7 @@ def update(plan: WorkerPlan, computed: Computed, servers: Servers, number: int, 
 
 def run(
     plan: WorkerPlan, others: Arrays, args: Arrays, servers: Servers, number: int, done: int
-) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
+) -> tuple[list[Array], list[Array]] | None:
     """Runs a closure that asks nobody before it updates; returns its results, and operands of what it calls back.
 
     Returns None where others have replaced what it was to update, again and again.

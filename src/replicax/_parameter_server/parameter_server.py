@@ -11,13 +11,13 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from replicax._base.errors import FailedPreconditionError
+from replicax._parameter_server.arrays import Array, copied, is_key, own
 from replicax._parameter_server.plans import UpdateProgram, loaded_update
 from replicax._transport.handlers import Answer, Request
 from replicax._variables.scattering import SCATTER
@@ -45,8 +45,10 @@ class _Leaf:
     def __init__(self, array: jax.Array):
         self.array, self.version, self.held = array, 0, 0
 
-    def view(self) -> np.ndarray:
+    def view(self) -> Array:
         """Returns the value, for an answer."""
+        if is_key(self.array):
+            return copied(self.array)
         view = np.asarray(self.array)
         if view.nbytes <= _COPIED:
             return np.array(view)
@@ -75,7 +77,7 @@ class _Owner:
     def __init__(self) -> None:
         self.leaves: dict[str, _Leaf] = {}
         self.programs: dict[str, UpdateProgram] = {}
-        self.applied: dict[int, list[np.ndarray]] = {}  # the answers to closures, by their numbers
+        self.applied: dict[int, list[Array]] = {}  # the answers to closures, by their numbers
         self.done = 0  # closures with lower numbers have ended
 
     def leaf(self, name: str) -> _Leaf:
@@ -98,7 +100,7 @@ class ParameterServer:
     def methods(self) -> dict[str, Callable[[Request], Answer]]:
         """Returns what other tasks may call, by name."""
         calls = (self.begin, self.create, self.drop, self.fetch, self.combine, self.scatter, self.program, self.update)
-        return {f"ps.{call.__name__}": call for call in calls}
+        return {f"ps.{call.__name__}": _with_64_bits(call) for call in calls}
 
     def begin(self, request: Request) -> Answer:
         """Makes room for a coordinator's variables, which go with the connection to it."""
@@ -123,7 +125,7 @@ class ParameterServer:
 
     def create(self, request: Request) -> Answer:
         """Keeps new leaves."""
-        arrays = [_own(array) for array in request.arrays]
+        arrays = [own(array) for array in request.arrays]
         with self._lock:
             owner = self._owner(request)
             owner.leaves.update((name, _Leaf(array)) for name, array in zip(request.head["names"], arrays))
@@ -156,7 +158,7 @@ class ParameterServer:
             owner = self._owner(request)
             leaves = [owner.leaf(name) for name in head["names"]]
             for leaf, array in zip(leaves, request.arrays):
-                leaf.put(_own(array) if method == "assign" else _COMBINE[method](leaf.taken(), array))
+                leaf.put(own(array) if method == "assign" else _COMBINE[method](leaf.taken(), array))
             return {}, [leaf.view() for leaf in leaves] if head["answers"] else ()
 
     def scatter(self, request: Request) -> Answer:
@@ -196,17 +198,22 @@ class ParameterServer:
 
     def _apply(
         self, program: UpdateProgram, owner: _Owner, written: Sequence[_Leaf], shipped: Sequence[np.ndarray]
-    ) -> list[np.ndarray]:
+    ) -> list[Array]:
         read = [owner.leaf(name).array for name in program.reads]
         new, answers = program([leaf.taken() for leaf in written], read, shipped)
         for leaf, array in zip(written, new):
             leaf.put(array)
-        return [np.array(answer) for answer in answers]
+        return [copied(answer) for answer in answers]
+
+
+def _with_64_bits(method: Callable[[Request], Answer]) -> Callable[[Request], Answer]:
+    """Returns a method that keeps the types of arrays, whatever this process has for defaults."""
+
+    def call(request: Request) -> Answer:
+        with jax.enable_x64(True):
+            return method(request)
+
+    return call
 
 
 _REMEMBERED = 1024  # closures, before those that have ended are forgotten
-
-
-def _own(array: Any) -> jax.Array:
-    """Returns an array that nobody else holds: what comes in may be a view of a message."""
-    return jnp.array(array, dtype=array.dtype, copy=True)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from replicax._base import nest
@@ -20,6 +19,7 @@ from replicax._engine.program import Program
 from replicax._engine.programs import Programs
 from replicax._engine.signature import CallSignature, bind_declared
 from replicax._parameter_server import execution, scheduling
+from replicax._parameter_server.arrays import Array, of_kind
 from replicax._parameter_server.closures import Closure
 from replicax._parameter_server.cluster import Cluster
 from replicax._parameter_server.cut import cut
@@ -156,16 +156,17 @@ class Plan:
 
     def arguments(self, call: CallSignature) -> list[jax.Array]:
         """Returns the arrays of a call, and behind them the values of variables that are in this process."""
+        if not self._local:
+            return call.dynamic
         with frames.lock:
-            local = [variable._storage.read()[i] for variable, i in self._local]
-        return [*call.dynamic, *local]
+            return [*call.dynamic, *(variable._storage.read()[i] for variable, i in self._local)]
 
     # What comes back.
 
-    def result(self, arrays: Sequence[np.ndarray]) -> Tree:
+    def result(self, arrays: Sequence[Array]) -> Tree:
         """Returns the function's result of what a worker has sent; assigns variables of this process."""
         kinds = [self._kinds[output] for output in self._results]
-        leaves = [jnp.asarray(array, kind.dtype) for array, kind in zip(arrays, kinds)]
+        leaves = [of_kind(array, kind) for array, kind in zip(arrays, kinds)]
         for variable, count in self.assigned_here:
             own, leaves = leaves[:count], leaves[count:]
             frames.frame().store(variable, own)
@@ -322,16 +323,16 @@ class RunsHere:
         args, local = here.split(plan.arguments(call))
         others = [*(array for element in elements for array in element_arrays(element)), *local]
         servers = self._cluster.servers
-        for _ in range(_RETRIES):
-            computed = execution.compute(here, others, args, servers)
-            if here.asks_first:
-                plan.call_back(computed.operands)
-            with self._cluster.numbers.opened() as number:
-                results = execution.update(here, computed, servers, number, self._cluster.numbers.done)
-            if results is not None:
-                if computed.operands and not here.asks_first:
+        with self._cluster.numbers.opened() as number:  # one for all attempts: some servers may have updated already
+            for _ in range(_RETRIES):
+                computed = execution.compute(here, others, args, servers)
+                if here.asks_first:
                     plan.call_back(computed.operands)
-                return plan.result(results)
+                results = execution.update(here, computed, servers, number, self._cluster.numbers.done)
+                if results is not None:
+                    if computed.operands and not here.asks_first:
+                        plan.call_back(computed.operands)
+                    return plan.result(results)
         raise RuntimeError(
             f"{program.name} assigns a variable a value that is computed of all of its old one, which workers replaced "
             f"{_RETRIES} times meanwhile. Call it while no function is scheduled."

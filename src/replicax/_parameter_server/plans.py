@@ -126,7 +126,7 @@ def _padded(ids: Any, rows: Any, nothing: int) -> list[np.ndarray]:
 
 def compiled(stage: Stage, donates: bool = False) -> _Compiled:
     """Returns a stage, compiled for this process."""
-    return jax.jit(stage.function, donate_argnums=(0,) if donates else ())  # type: ignore[no-any-return]
+    return _with_64_bits(stage.function, donates)
 
 
 def exported(stage: Stage, platform: str, donates: bool = False, avals: _Kinds | None = None) -> np.ndarray:
@@ -140,7 +140,8 @@ def exported(stage: Stage, platform: str, donates: bool = False, avals: _Kinds |
     """
     program = jax.jit(stage.function, donate_argnums=(0,) if donates else ())
     kinds = [list(group) for group in (stage.avals if avals is None else avals)]
-    data = jax.export.export(program, platforms=[platform])(*kinds).serialize()
+    with jax.enable_x64(True):
+        data = jax.export.export(program, platforms=[platform])(*kinds).serialize()
     return np.frombuffer(data, np.uint8)
 
 
@@ -159,8 +160,18 @@ def _any_number(takes: Sequence[int | None], avals: Sequence[jax.ShapeDtypeStruc
 
 
 def _loaded(data: np.ndarray, donates: bool = False) -> _Compiled:
-    call = jax.export.deserialize(bytearray(data.tobytes())).call
-    return jax.jit(call, donate_argnums=(0,) if donates else ())  # type: ignore[no-any-return]
+    return _with_64_bits(jax.export.deserialize(bytearray(data.tobytes())).call, donates)
+
+
+def _with_64_bits(function: Callable[..., Any], donates: bool) -> _Compiled:
+    """Returns a function compiled; the types of its arrays are its own, whatever a process has for defaults."""
+    program = jax.jit(function, donate_argnums=(0,) if donates else ())
+
+    def call(*arrays: Arrays) -> list[jax.Array]:
+        with jax.enable_x64(True):
+            return program(*arrays)  # type: ignore[no-any-return]
+
+    return call
 
 
 def sent_plan(plan: WorkerPlan, cut: Cut, platform: str, local: bool) -> tuple[dict[str, object], Sequence[np.ndarray]]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.tree_util import PyTreeDef
@@ -15,6 +14,7 @@ from jax.tree_util import PyTreeDef
 from replicax._base import jax_internals
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import Leaf, Tree
+from replicax._parameter_server.arrays import of_kind
 from replicax._parameter_server.cut_types import Part
 from replicax._parameter_server.places import Place
 from replicax._parameter_server.servers import Servers
@@ -68,7 +68,7 @@ class ServedStorage(Storage):
     def read(self) -> Leaves:
         arrays = self.cluster.servers.read(self.places)
         with jax_internals.untraced():
-            return [jnp.asarray(array, kind.dtype) for array, kind in zip(arrays, self.types)]
+            return [of_kind(array, kind) for array, kind in zip(arrays, self.types)]
 
     read_one = stored = read
 
@@ -85,7 +85,7 @@ class ServedStorage(Storage):
         """Assigns, adds or subtracts leaves on the servers; returns the new values if they are asked for."""
         arrays = self.cluster.servers.combine(method, self.places, leaves, answers)
         with jax_internals.untraced():
-            return [jnp.asarray(array, kind.dtype) for array, kind in zip(arrays, self.types)]
+            return [of_kind(array, kind) for array, kind in zip(arrays, self.types)]
 
     def clone(self) -> Storage:
         """Returns a storage with the same values in places of its own, on the same servers."""

@@ -6,6 +6,7 @@ its elements while the one before it computes.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -98,6 +99,8 @@ class Worker:
     def begin(self, request: Request) -> Answer:
         """Begins a session of a coordinator, which ends with the connection."""
         head = request.head
+        for module in head["imports"]:
+            importlib.import_module(module)
         name: str = head["session"]
         session = _Session(head["index"], Servers(head["servers"], head["job"], head["owner"]))
         with self._lock:

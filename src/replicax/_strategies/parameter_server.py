@@ -81,7 +81,7 @@ class ParameterServerExtended(SingleReplicaExtended):
 
     def _new_variable(self, **kwargs: Tree) -> Variable:
         with creators.outside(self._container):
-            leaves, tree, _ = initial_tree(kwargs["initial_value"], kwargs["dtype"])
+            leaves, tree, _ = initial_tree(kwargs["initial_value"], kwargs.get("dtype"))
             kwargs["initial_value"] = tree.unflatten(leaves)
             parts = self._parts(leaves[0]) if tree == ARRAY else None
             kind = ServedVariable if parts is None or len(parts) == 1 else ShardedVariable

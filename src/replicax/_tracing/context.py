@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -51,6 +51,7 @@ class ExtendedLike(Protocol):
     @property
     def _worker(self) -> Worker: ...
     def _create_variable(self, **kwargs: Tree) -> object: ...
+    def _new_variable(self, **kwargs: Tree) -> Any: ...
 
 
 class StrategyLike(Protocol):

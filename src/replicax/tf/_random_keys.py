@@ -25,6 +25,7 @@ from replicax._checkpoint.random_state import op_counters
 from replicax._data.prefetch import advancing
 from replicax._data.reading import use_default_seed
 from replicax._engine import modes
+from replicax._parameter_server import scheduling
 from replicax._tracing import context as _context
 from replicax._tracing import frames
 from replicax._variables.resource import ResourceVariable
@@ -64,7 +65,9 @@ def of_op(op: str, dtype: DTypeLike | None, seed: SupportsInt | None) -> jax.Arr
         state = _of_function(running).state(tag, 0 if running is None or not tag else running.number(tag))
         value = state.value()
         state.assign_add(_NEXT, read_value=False)
-        return value[:2] + jnp.stack([jnp.asarray(replica(), np.uint32), value[2]])
+        tracing = scheduling.tracing()  # for workers, which read the same state at the same time
+        who = replica() if tracing is None else tracing.index()
+        return value[:2] + jnp.stack([jnp.asarray(who).astype(np.uint32), value[2]])
     # An initial value that is computed outside of a compiled replica is the same for all replicas.
     who = 0 if isinstance(number := replica(), jax.core.Tracer) else int(number)
     start, count = (_eager if running is None else _of_function(running)).take(tag, who)
@@ -134,18 +137,22 @@ class _OfFunction:
         self.name = name
         self._restored: dict[tuple[_Tag, int], np.ndarray] = {}  # of states that are not there yet
         self._states: dict[tuple[_Tag, int], ResourceVariable] = {}
+        self._served: dict[tuple[_Tag, int, int], ResourceVariable] = {}  # on parameter servers, by their strategy too
         self._taken: dict[_Tag, tuple[int, dict[int, int]]] = {}  # draws of eager replicas since the given count
         self._chance = _by_chance()
 
     def reset(self) -> None:
         """Starts again, with the current seed."""
         self._taken.clear()
+        self._served.clear()
         self._chance = _by_chance()
         for (tag, _), state in self._states.items():
             self._write(state, self._first(tag))
 
     def state(self, tag: _Tag, number: int) -> ResourceVariable:
         """Returns the variable for the `number`th call with this seed, or the one for all calls without a seed."""
+        if scheduling.tracing() is not None:
+            return self._served_state(tag, number)
         with _lock:
             if (tag, number) not in self._states:
                 with jax_internals.untraced():  # the function may be traced
@@ -154,6 +161,20 @@ class _OfFunction:
                 state._late, state._hidden = False, True  # it is not in checkpoints or in lists of variables
                 self._states[tag, number] = state
             return self._states[tag, number]
+
+    def _served_state(self, tag: _Tag, number: int) -> ResourceVariable:
+        """Returns the same for functions that workers run, on a parameter server."""
+        strategy = _context.get_strategy()
+        key = tag, number, id(strategy)
+        with _lock:
+            if key not in self._served:
+                with jax_internals.untraced():
+                    state = strategy.extended._new_variable(
+                        initial_value=self._first(tag), trainable=False, name="seed"
+                    )
+                state._late, state._hidden = False, True
+                self._served[key] = state
+            return self._served[key]
 
     def take(self, tag: _Tag, replica: int) -> tuple[list[int], int]:
         """Returns the next count while the function's Python code runs eagerly; each replica counts by itself."""
@@ -176,6 +197,7 @@ class _OfFunction:
 
     def restore(self, saved: Sequence[Any]) -> None:
         self._taken.clear()
+        self._served.clear()
         self._chance = saved[1]
         self._restored = {(_tag(tag), n): np.asarray(value, np.uint32) for tag, n, value in saved[2]}
         for key, state in self._states.items():
