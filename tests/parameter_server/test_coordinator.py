@@ -279,3 +279,26 @@ def test_types_of_64_bits_keys_and_random_numbers_are_kept_whatever_the_tasks_ha
                 found = jax.random.split(found, 1)[0]
             assert (jax.random.key_data(key.value()) == jax.random.key_data(found)).all()
     """)
+
+
+@PLACES
+def test_per_worker_datasets_are_made_of_all_kinds_of_datasets(run, processes):
+    run(f"""
+        with Cluster(workers=1, processes={processes}) as cluster:
+            strategy, co = cluster.strategy, cluster.coordinator
+            data = rx.data.Dataset.range(6)
+            def contexts(context):
+                return data.batch(2).map(lambda x: x + context.input_pipeline_id + context.num_replicas_in_sync)
+            step = rx.function(lambda iterator: next(iterator))
+            for made, first in [
+                (data.batch(2), [0, 1]),
+                (lambda: data.batch(3), [0, 1, 2]),
+                (strategy.experimental_distribute_dataset(data.batch(2)), [0, 1]),
+                (strategy.distribute_datasets_from_function(contexts), [1, 2]),
+                (lambda: strategy.distribute_datasets_from_function(contexts), [1, 2]),
+                (rx.function(lambda: data.batch(4)), [0, 1, 2, 3]),
+            ]:
+                dataset = co.create_per_worker_dataset(made)
+                assert dataset.element_spec.dtype == np.int32
+                assert co.schedule(step, args=(iter(dataset),)).fetch().tolist() == first
+    """)

@@ -49,8 +49,7 @@ def made(source: object) -> Iterable[Tree]:
     Raises:
         ValueError: it is no dataset.
     """
-    function = source.python_function if is_function(source) else source
-    dataset = function() if callable(function) and not isinstance(function, Dataset) else source
+    dataset = source() if callable(source) and not isinstance(source, (Dataset, DistributedDataset)) else source
     if not isinstance(dataset, (Dataset, DistributedDataset)) and not hasattr(dataset, "element_spec"):
         raise ValueError(
             f"Unexpected dataset type! A per-worker dataset is made of a Dataset, or of a function that returns one, "
@@ -148,4 +147,8 @@ def per_worker_dataset(source: object, workers: Workers) -> _PerWorkerDataset:
     kind: Callable[[object, Workers], _PerWorkerDataset] = PerWorkerDatasetFromDataset
     if callable(source) and not isinstance(source, (Dataset, DistributedDataset)):
         kind = PerWorkerDatasetFromDatasetFunction
+    if is_function(source):
+        source = source.python_function
+    elif isinstance(source, DistributedDataset):  # for the strategy's one replica its batches come whole
+        (source,) = source._sources
     return kind(source, workers)
