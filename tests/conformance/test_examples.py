@@ -74,3 +74,22 @@ def test_a_preempted_job_ends_as_an_undisturbed_one(tmp_path):
     begun = [int(step) for step in re.findall(r"2 replicas; beginning at step (\d+)", preempted.stdout)]
     assert begun[0] == 0 and 40 <= begun[1] < 120
     assert preempted.stdout.splitlines()[-1] == undisturbed.stdout.splitlines()[-1]
+
+
+def test_parameter_servers_train_a_recommender_and_a_second_run_goes_on(tmp_path):
+    """Over processes first, then with all tasks in one, from the checkpoint of those."""
+    options = ["--folder", str(tmp_path / "checkpoints"), "--steps"]
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("REPLICAX_", "KERAS_"))}
+    env |= {"REPLICAX_JOB_SECRET": os.environ["REPLICAX_JOB_SECRET"]}
+    command = [sys.executable, "-m", "replicax.launch", "--workers", "3", "--ps", "2"]
+    command += [str(EXAMPLES / "parameter_server.py"), *options, "300"]
+    launched = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    assert launched.returncode == 0, launched.stderr[-3000:]
+    command = [sys.executable, str(EXAMPLES / "parameter_server.py"), *options, "450"]
+    alone = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180)
+    assert alone.returncode == 0, alone.stderr[-3000:]
+    assert "starting anew after 0 steps" in launched.stdout and "[chief 0]" in launched.stdout
+    assert f"going on from {tmp_path}/checkpoints/ckpt-2 after 300 steps" in alone.stdout
+    for text in (launched.stdout, alone.stdout):
+        popular, found = map(float, re.findall(r"^.*hits of .*: ([\d.]+)$", text, re.MULTILINE))
+        assert found > 1.2 * popular
