@@ -87,6 +87,25 @@ def test_what_a_worker_makes_of_the_old_value_is_compared(change, servers, shard
 
 
 @PLACES
+@pytest.mark.parametrize("change", ["some", "some of many", "none"])
+def test_elements_that_a_worker_makes_of_the_old_ones_are_compared(change, servers, sharded):
+    v = variable(normal(*SHAPE))
+
+    @rx.function
+    def step(x):
+        made = jnp.sort(v.value(), axis=0)
+        if change == "some":
+            v.assign(jnp.where(x > 0, made, v.value()))
+        elif change == "some of many":
+            v.assign(2 * jnp.where(x > 0, jnp.where(x > 1, v.value(), 0.5), made) + v.value())
+        else:  # as a gradient is
+            v.assign(jnp.where(x > 0, v.value() - made, v.value()))
+
+    outcome = check(simulate(step, (x(),), servers, sharded))
+    assert len(compared(outcome)) == (0 if change == "none" else servers if sharded else 1)
+
+
+@PLACES
 def test_what_goes_element_by_element_is_done_where_the_old_value_is(servers, sharded):
     v = variable(normal(*SHAPE))
 

@@ -41,6 +41,7 @@ class Side:
         steps = {node: fact.step for node, fact in facts.items() if fact.step is not None and node not in cut}
         self._sums = additions(steps, wanted)
         self._steps = self._computed(steps, wanted)
+        self._order = {node: i for i, node in enumerate(self._steps)}
         used = {need for node in self._steps for need in self._needs(node)} | {*wanted}
         self.shipped = [node for node in facts if node in used and node in cut]
         self._shipped = frozenset(self.shipped)
@@ -74,21 +75,31 @@ class Side:
         return any(node in self._here for node in self._slice([self.targets[place]]))
 
     def is_stale(self, place: Place, old: Node) -> bool:
-        """Returns whether a new value depends on the old one in such a way that only the worker's counts.
+        """Returns whether a new value, or some of its elements, is made of the old one that the worker saw alone.
+
+        A gradient, which is made of that too, is combined with the old value that is there.
 
         Args:
             place: the part.
             old: its old value.
         """
-        found, bit = self._slice([self.targets[place]]), 1 << place[0]
-
-        def of_worker(nodes: set[Node]) -> bool:
-            return any(shipped_leaves(node) & bit for node in nodes & self._shipped)
-
-        if old not in found:
-            return of_worker(found)
-        replacing = [self._steps[node] for node in found if node in self._steps and replaces(self._steps[node].op)]
-        return any(of_worker(self._slice(step.operands[1:])) for step in replacing)
+        target, bit = self.targets[place], 1 << place[0]
+        found = self._slice([target])
+        # For each node whether it has to do with the old value that is there, and whether it is stale itself.
+        known = {node: (False, bool(shipped_leaves(node) & bit)) for node in found & self._shipped}
+        if not any(stale for _, stale in known.values()):
+            return False
+        known[old] = True, False
+        for node in sorted(found & self._steps.keys(), key=self._order.__getitem__):
+            op = self._steps[node].op
+            operands = [known.get(operand, (False, False)) for operand in self._needs(node)]
+            combined, stale = any(fresh for fresh, _ in operands), any(stale for _, stale in operands)
+            if op.name == "select_n":
+                stale = any(stale for _, stale in operands[1:])
+            elif combined and not replaces(op):
+                stale = (True, True) in operands
+            known[node] = combined, stale
+        return known.get(target, (False, False))[1]
 
     def function(
         self, writes: Sequence[Place], reads: Sequence[Place], answered: Sequence[Place]
