@@ -61,6 +61,7 @@ def test_every_public_name_is_documented(namespace):
 DOCUMENTS = [
     "README.md",
     "docs/parameter-servers.md",
+    "docs/exact-resume.md",
     "docs/preemption.md",
     *(f"docs/{name}.md" for name in ("guide", "keras", "nnx", "checkpoints", "autograph", "profiling", "remote-calls")),
 ]

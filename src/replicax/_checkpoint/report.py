@@ -84,6 +84,7 @@ def begin() -> None:
 
 def report_on(nodes: Sequence[ObjectNode]) -> Report:
     """Returns what the checkpoint of a graph of objects does not have."""
+    gc.collect()  # objects of which nobody knows any more are no state
     owners = [node.leaf.owner for node in nodes if node.leaf is not None]
     held = [getattr(owner, "__replicax_variable__", None) for owner in owners]
     covered = {id(one) for one in (*owners, *held) if one is not None}
