@@ -43,6 +43,7 @@ BENCHMARKS = {
         ("--first-step", "1,8,64,256,512", "--models", "transformer", "--contenders", "replicax; by hand, best"),
     ),
     "input": Benchmark("input"),
+    "servers": Benchmark("parameter_servers"),
     "memory": Benchmark("memory", (), ()),
     "start": Benchmark("start"),
     "gpu": Benchmark("gpu", (), ("torch",)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -59,6 +60,8 @@ def memory_of(replicax, best):
     return {"model": "wide", "replicas": 2, "runs": runs(replicax=replicax, best=best)}
 
 
+WORKS = ("up", "empty", "assign_add", "embedding", "dense, SGD", "dense, Adam", "fetch", "write", "read")
+
 RESULTS = {
     "step": {
         "steps": [
@@ -84,6 +87,11 @@ RESULTS = {
         ]
     },
     "first": {"first_steps": [first("replicax", 1, 1.5), first("replicax", 64, 2.0), first("TensorFlow", 64, 20.0)]},
+    "servers": {
+        "clusters": [
+            {"servers": 1, "cpu": {}, "rounds": {work: rounds(replicax=1.0, TensorFlow=1.4) for work in WORKS}},
+        ]
+    },
     "memory": {
         "memory": [memory_of(2e6, 1e6)],
         "faults": [{"replicas": 2, "runs": {"replicax": {"huge pages": runs(replicax=1)["replicax"]}}}],
@@ -145,6 +153,8 @@ def test_each_bar_is_judged_by_its_worst_case(report):
     assert seen == ["at least 2", "2.50", "2.00 (with imports)", "yes"]
     _, _, rows = report.tables("start", made["start"])["demo"]
     assert [row[1:] for row in rows[:2]] == [["4.00", "2.00", "2.00"], ["3.00", "1.00", "3.00"]]  # without imports
+    assert judged["empty closures: rate against TensorFlow's"] == ["at least 1.5", "1.40", "1.40 (servers: 1)", "no"]
+    assert judged["a large variable read: time against TensorFlow's"][2:] == ["0.71 (servers: 1)", "yes"]
     more = report.Bar("x", 5, {"a": "6.00", "b": "4.00", "c": "–"}, least=True)
     assert more.row() == ["x", "at least 5", "5.00", "4.00 (b)", "no"]
 
@@ -154,6 +164,17 @@ def test_pictures_name_what_was_measured(report, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}.svg" for name in report.PICTURES}
     assert "TensorFlow, loop" in (tmp_path / "epoch.svg").read_text()
     assert "64" in (tmp_path / "first.svg").read_text()
+
+
+def test_closures_of_a_cluster_are_measured(tmp_path):
+    """Over processes, in one short round."""
+    command = [sys.executable, BENCHMARKS / "parameter_servers.py", "--quick", "--rounds", "1", "--servers", "2"]
+    environment = {name: value for name, value in os.environ.items() if name != "REPLICAX_TENSORFLOW_PYTHON"}
+    file = tmp_path / "numbers.json"
+    subprocess.run([*command, "--json", file], env=environment, check=True, timeout=240, capture_output=True)
+    (cluster,) = json.loads(file.read_text())["clusters"]
+    assert {work: len(times["replicax"]) for work, times in cluster["rounds"].items()} == dict.fromkeys(WORKS, 1)
+    assert all(times["replicax"][0] > 0 for times in cluster["rounds"].values())
 
 
 STEP_OF_ITS_OWN = """
