@@ -87,6 +87,8 @@ def _experimental_name(name: str) -> object:
     return _missing_from("distribute.experimental", otherwise="")(name)
 
 
+_experimental_rpc = _modules.ModuleType(f"{__name__}.experimental.rpc", "Remote calls of compiled functions.")
+_experimental_rpc.__dict__.update(Client=_rpc.Client, Server=_rpc.Server)
 experimental = _modules.ModuleType(f"{__name__}.experimental", "Names that TensorFlow keeps under `experimental`.")
 experimental.__dict__.update(
     CentralStorageStrategy=CentralStorageStrategy,
@@ -101,7 +103,7 @@ experimental.__dict__.update(
     TerminationConfig=TerminationConfig,
     ValueContext=ValueContext,
     partitioners=partitioners,
-    rpc=_rpc,
+    rpc=_experimental_rpc,
     __getattr__=_experimental_name,
 )
 
