@@ -71,6 +71,43 @@ def test_a_task_that_is_busy_is_not_taken_for_dead(run):
         """)
 
 
+def test_a_slow_network_is_not_taken_for_a_dead_task(run):
+    run("""
+        import socket, threading, time
+        from tasks import task
+        SIZE = 8 << 20  # for which the network takes 8 s in each direction
+        def put(request):
+            return {"size": request.arrays[0].nbytes}, []
+        def get(request):
+            import numpy as np
+            return {}, [np.ones(SIZE, np.uint8)]
+        with task({"put": put, "get": get}) as other:
+            from replicax._job.channel import parse
+            from replicax._transport.peer import connect
+            listener = socket.create_server(("127.0.0.1", 0))
+            def pass_on(source, sink):
+                while data := source.recv(1 << 16):
+                    time.sleep(len(data) / 1e6)
+                    sink.sendall(data)
+            def accept():
+                while True:
+                    near, far = listener.accept()[0], socket.create_connection(parse(other.address))
+                    for pair in ((near, far), (far, near)):
+                        threading.Thread(target=pass_on, args=pair, daemon=True).start()
+            threading.Thread(target=accept, daemon=True).start()
+            import numpy as np
+            peer = connect("127.0.0.1:%d" % listener.getsockname()[1])
+            peer.wait_until_ready(60)
+            lost, found = [], []
+            peer.watch(lost.append)
+            back = threading.Thread(target=lambda: found.extend(peer.call("get")[1]))
+            back.start()
+            assert peer.call("put", {}, [np.ones(SIZE, np.uint8)])[0] == {"size": SIZE}
+            back.join()
+            assert found[0].nbytes == SIZE and not lost
+        """)
+
+
 def test_a_task_that_is_started_again_is_another_instance_and_is_called_again(run):
     run("""
         import signal, threading

@@ -16,31 +16,38 @@ from replicax._transport.secret import HOST_NAME, identity, missing
 SERVICE = "replicax.Tasks"
 GREETING = "replicax-greeting-bin"  # the metadata in which a service answers a greeting
 
-# A side that does not answer within PING + SILENCE is taken for dead. gRPC answers pings in threads of its own, without
-# Python's lock, so that a task which computes for minutes is alive; one that is stopped (SIGSTOP) is not.
-_PING, _SILENCE = 2000, 3000  # milliseconds
-_COMMON = [
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.keepalive_time_ms", _PING),
-    ("grpc.keepalive_timeout_ms", _SILENCE),
-    ("grpc.http2.ping_timeout_ms", _SILENCE),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING // 2),
-    ("grpc.http2.max_ping_strikes", 0),
-]
-SERVER_OPTIONS = [*_COMMON, ("grpc.so_reuseport", 0)]
-CHANNEL_OPTIONS = [
-    *_COMMON,
+# A task that does not answer within a ping's interval and _SILENCE is taken for dead. gRPC answers pings in threads of
+# its own, without Python's lock, so that a task which computes for minutes is alive; one that is stopped (SIGSTOP) is
+# not. Pings wait behind what was sent before them, so those of connections with arrays have much more time.
+_PING, _SILENCE, _MUCH = 2000, 3000, 20_000  # milliseconds
+
+
+def _options(silence: int) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.keepalive_time_ms", _PING),
+        ("grpc.keepalive_timeout_ms", silence),
+        ("grpc.http2.ping_timeout_ms", silence),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING // 2),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+_OF_CHANNELS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.min_reconnect_backoff_ms", 5000),  # how long one attempt may take
     ("grpc.dns_min_time_between_resolutions_ms", 1000),  # a task that is started again may have another address
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.use_local_subchannel_pool", 1),  # each channel has a connection of its own
     ("grpc.ssl_target_name_override", HOST_NAME),
 ]
+SERVER = [*_options(_MUCH), ("grpc.so_reuseport", 0)]
+GREETINGS = [*_options(_SILENCE), *_OF_CHANNELS]
+CALLS = [*_options(_MUCH), *_OF_CHANNELS]
 
 
 def grpc() -> Any:

@@ -1,9 +1,10 @@
 """The other side of a service: calls of another task's methods.
 
 A peer connects when it is first called, and again when the other side is back. One gRPC call, the greeting, lasts as
-long as the connection; its end is how both sides notice that the other is gone. What is called belongs to one greeting:
-a task that was started again at the same address does not know it and refuses, so that no call reaches a task that
-lacks what the caller takes for granted.
+long as the connection; its end is how both sides notice that the other is gone. It has a TCP connection of its own, so
+that the pings which find a stopped task do not wait behind arrays on a slow network. Each call names the greeting: a
+task that was started again at the same address does not know it and refuses, so that no call reaches a task that lacks
+what the caller takes for granted.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class _Link:
             if self.lost is None:
                 self._watches.append(watch)
                 return
-        _fire([watch], self.lost)
+        _fire([watch], self.gone())
 
     def end(self, error: Exception, tell: bool = True) -> None:
         """Marks the connection as ended, and tells those who watch it, in a thread: they may call other tasks."""
@@ -83,20 +84,24 @@ class _Link:
             if self.lost is not None:
                 return
             self.lost, watches, self._watches = error, self._watches, []
-        if watches and tell:
-            _fire(watches, error)
+        _fire(watches if tell else [], error, self.close)
+
+    def gone(self) -> Exception:
+        """Returns the error of a call over a connection that has ended."""
+        return Unreachable(str(self.lost))
 
     def call(self, method: str, head: Mapping[str, Any], arrays: Sequence[Any], timeout: float | None) -> Answer:
         """Calls a method."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Ends the connection, and what goes over it."""
         raise NotImplementedError
 
 
-def _fire(watches: Sequence[Watch], error: Exception) -> None:
+def _fire(watches: Sequence[Watch], error: Exception, first: Callable[[], None] = lambda: None) -> None:
     def fire() -> None:
+        first()
         for watch in watches:
             watch.fire(error)
 
@@ -115,7 +120,7 @@ class _LocalLink(_Link):
 
     def call(self, method: str, head: Mapping[str, Any], arrays: Sequence[Any], timeout: float | None) -> Answer:
         if self.lost is not None:
-            raise self.lost
+            raise self.gone()
         return handle(self._service.methods, method, Request(head, arrays, self._caller))
 
     def close(self) -> None:
@@ -136,43 +141,40 @@ class _Counts:
             self.received += received
 
 
-class _Channel:
-    """A gRPC channel and its methods."""
+class _Channels:
+    """Makes gRPC channels to one address."""
 
-    def __init__(self, address: str, secret: bytes | None, counts: _Counts):
-        grpc = grpc_settings.grpc()
-        target = grpc_settings.target(*parse(address))
+    def __init__(self, address: str, secret: bytes | None):
         self.address = address
         self.secret = secret
-        if secret is None:
-            self._channel = grpc.insecure_channel(target, grpc_settings.CHANNEL_OPTIONS)
-        else:
-            credentials = grpc_settings.channel_credentials(secret)
-            self._channel = grpc.secure_channel(target, credentials, grpc_settings.CHANNEL_OPTIONS)
-        self.greet = self._channel.unary_stream(f"/{grpc_settings.SERVICE}/greet")
-        self.call = self._channel.unary_unary(f"/{grpc_settings.SERVICE}/call")
-        self.send = self._channel.stream_unary(f"/{grpc_settings.SERVICE}/send")
-        self.fetch = self._channel.unary_stream(f"/{grpc_settings.SERVICE}/fetch")
-        self.error: type[Any] = grpc.RpcError
-        self.counts = counts
+        self.greetings = self.made(grpc_settings.GREETINGS)
+        self.greet = self.greetings.unary_stream(f"/{grpc_settings.SERVICE}/greet")
 
-    def close(self) -> None:
-        """Ends all calls."""
-        self._channel.close()
+    def made(self, options: list[tuple[str, Any]]) -> Any:
+        """Returns a channel with a connection of its own."""
+        grpc, target = grpc_settings.grpc(), grpc_settings.target(*parse(self.address))
+        if self.secret is None:
+            return grpc.insecure_channel(target, options)
+        return grpc.secure_channel(target, grpc_settings.channel_credentials(self.secret), options)
 
 
 class _RemoteLink(_Link):
     """A connection to another process. It comes about by a greeting, which lasts as long as the connection."""
 
-    def __init__(self, channel: _Channel, timeout: float | None, wait: bool):
-        self._channel = channel
+    def __init__(self, channels: _Channels, counts: _Counts, timeout: float | None, wait: bool):
+        self._address, self._secret, self._counts = channels.address, channels.secret, counts
         self._name = uuid.uuid4().hex
         told = {**versions(), "instance": instance(), "link": self._name}
-        self._greeting = channel.greet(json.dumps(told).encode(), wait_for_ready=wait)
+        self._greeting = channels.greet(json.dumps(told).encode(), wait_for_ready=wait)
         super().__init__(self._greeted(timeout))
-        self._greeting.add_done_callback(
-            lambda ended: self.end(failure(ended, channel.address, self._where, channel.secret))
-        )
+        self._calls = channels.made(grpc_settings.CALLS)
+        self._call = self._calls.unary_unary(f"/{grpc_settings.SERVICE}/call")
+        self._send = self._calls.stream_unary(f"/{grpc_settings.SERVICE}/send")
+        self._fetch = self._calls.unary_stream(f"/{grpc_settings.SERVICE}/fetch")
+        self._greeting.add_done_callback(lambda ended: self.end(self._failure(ended)))
+
+    def _failure(self, error: Any) -> Exception:
+        return failure(error, self._address, self._where, self._secret)
 
     def _greeted(self, timeout: float | None) -> dict[str, Any]:
         """Returns what the service says of itself."""
@@ -192,8 +194,8 @@ class _RemoteLink(_Link):
                 with contextlib.suppress(Exception):
                     self._greeting.exception()  # waits for the end of the call
                 if late.is_set():
-                    raise TimedOut(f"The task at {self._channel.address} did not answer within {timeout:g} s.")
-                raise failure(self._greeting, self._channel.address, self._channel.address, self._channel.secret)
+                    raise TimedOut(f"The task at {self._address} did not answer within {timeout:g} s.")
+                raise failure(self._greeting, self._address, self._address, self._secret)
         except BaseException:
             self._greeting.cancel()
             raise
@@ -205,51 +207,58 @@ class _RemoteLink(_Link):
     @property
     def _where(self) -> str:
         name = self.greeting.get("name")
-        return f"{name} ({self._channel.address})" if name else self._channel.address
+        return f"{name} ({self._address})" if name else self._address
 
     def call(self, method: str, head: Mapping[str, Any], arrays: Sequence[Any], timeout: float | None) -> Answer:
         if self.lost is not None:
-            raise self.lost
-        channel, until = self._channel, _Until(timeout)
+            raise self.gone()
         message = Message([self._name, method, head], arrays)
-        channel.counts.add(sent=message.size)
+        self._counts.add(sent=message.size)
         try:
-            data: bytes | memoryview
-            if message.size <= LARGE:
-                data = channel.call(message.joined(), timeout)
-            else:
-                data = channel.send(message.parts(), timeout)
-            channel.counts.add(received=len(data))
-            (kind, answer), values = parsed(data)
-            if kind == WAITS:
-                request = json.dumps([self._name, answer["number"]]).encode()
-                data = gathered(channel.fetch(request, until.left()))
-                channel.counts.add(received=len(data))
-                (kind, answer), values = parsed(data)
-        except channel.error as error:
+            (kind, answer), values = self._answer(message, _Until(timeout))
+        except grpc_settings.grpc().RpcError as error:
             raise self._failed(error, method, timeout) from None
         if kind == RAISED:
-            raise recalled(answer, values, self._where, trusted=channel.secret is not None)
+            raise recalled(answer, values, self._where, trusted=self._secret is not None)
         if kind == UNKNOWN:
-            gone = Unreachable(
-                f"The task at {self._where} has ended the connection: it was started again, or was cut off."
+            self.end(
+                Unreachable(
+                    f"The task at {self._where} has ended the connection: it was started again, or was cut off."
+                )
             )
-            self.end(gone)
-            raise gone
+            raise self.gone()
         assert kind == ANSWER, kind
         return answer, values
 
+    def _answer(self, message: Message, until: _Until) -> tuple[list[Any], list[Any]]:
+        """Sends a message and returns the answer; large ones go in parts."""
+        data: bytes | memoryview
+        if message.size <= LARGE:
+            data = self._call(message.joined(), until.left())
+        else:
+            data = self._send(message.parts(), until.left())
+        self._counts.add(received=len(data))
+        (kind, answer), values = parsed(data)
+        if kind == WAITS:
+            request = json.dumps([self._name, answer["number"]]).encode()
+            data = gathered(self._fetch(request, until.left()))
+            self._counts.add(received=len(data))
+            (kind, answer), values = parsed(data)
+        return [kind, answer], values
+
     def _failed(self, error: Any, method: str, timeout: float | None) -> Exception:
-        found = failure(error, self._channel.address, self._where, self._channel.secret)
+        if self.lost is not None:  # and with it the calls that were under way
+            return self.gone()
+        found = self._failure(error)
         if isinstance(found, TimedOut):
             return TimedOut(f"The task at {self._where} did not answer the call of {method!r} within {timeout:.3g} s.")
         if isinstance(found, Unreachable):
             self.end(found)
-            self._greeting.cancel()
         return found
 
     def close(self) -> None:
         self._greeting.cancel()
+        self._calls.close()
 
 
 class _Until:
@@ -282,7 +291,7 @@ class Peer:
         self.address = address
         self._job = tuple(job)
         self._link: _Link | None = None
-        self._channel: _Channel | None = None
+        self._channels: _Channels | None = None
         self._counts = _Counts()
         self._closed = False
         self._lock = threading.Lock()  # of what follows
@@ -361,7 +370,7 @@ class Peer:
             raise TimedOut(f"The task at {self.address} did not answer in time.")
         try:
             if self._closed:
-                raise Unreachable(f"The connection to {self.address} was closed here.")
+                raise self._closed_error()
             if self._link is not None and self._link.lost is None:
                 return self._link
             link = self._new_link(until.left(_PATIENCE if wait else None), wait)
@@ -376,14 +385,19 @@ class Peer:
     def _new_link(self, timeout: float | None, wait: bool) -> _Link:
         if (service := local_service(self.address)) is not None:
             return _LocalLink(service)
-        if self._channel is None:
-            self._channel = _Channel(self.address, self._secret, self._counts)
+        if self._channels is None:
+            self._channels = _Channels(self.address, self._secret)
         try:
-            return _RemoteLink(self._channel, timeout, wait)
+            return _RemoteLink(self._channels, self._counts, timeout, wait)
         except Refused:  # else gRPC tries again and again by itself
-            self._channel.close()
-            self._channel = None
+            self._channels.greetings.close()
+            self._channels = None
             raise
+        except ValueError as error:
+            raise self._closed_error() if self._closed else error from None
+
+    def _closed_error(self) -> Unreachable:
+        return Unreachable(f"The connection to {self.address} was closed here.")
 
     def watch(self, on_lost: OnLost) -> Watch:
         """Has a function called once, in a thread, when the task is gone: ended, restarted, stopped or cut off.
@@ -405,10 +419,9 @@ class Peer:
         with self._lock:
             link, self._pending = self._link, []
         if link is not None:
-            link.end(Unreachable(f"The connection to {self.address} was closed here."), tell=False)
-            link.close()
-        if self._channel is not None:
-            self._channel.close()
+            link.end(self._closed_error(), tell=False)
+        if self._channels is not None:
+            self._channels.greetings.close()
 
 
 _PATIENCE = 0.5  # seconds from one look at why a task cannot be reached to the next

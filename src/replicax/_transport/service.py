@@ -70,7 +70,7 @@ class Service:
         self._numbers = itertools.count()
         self._threads = grpc_settings.Threads("replicax-service")
         grpc = grpc_settings.grpc()
-        self._server = grpc.server(self._threads, options=grpc_settings.SERVER_OPTIONS)
+        self._server = grpc.server(self._threads, options=grpc_settings.SERVER)
         self._server.add_generic_rpc_handlers(
             [
                 grpc.method_handlers_generic_handler(
@@ -174,7 +174,8 @@ class Service:
         if answer.size <= LARGE:
             return answer.joined()
         number = next(self._numbers)
-        caller.answers[number] = answer
+        if context.is_active():  # else nobody fetches it
+            caller.answers[number] = answer
         return Message([WAITS, {"number": number}]).joined()
 
     def _raised(self, error: BaseException) -> Message:
