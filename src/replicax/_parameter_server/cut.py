@@ -19,7 +19,7 @@ import jax.extend.core as jex
 from replicax._base import jax_internals
 from replicax._parameter_server.cut_graph import Graph, Op, Value, needed_ops, same_value
 from replicax._parameter_server.cut_rules import Node, Rows, step_of
-from replicax._parameter_server.cut_server import Place, Side
+from replicax._parameter_server.cut_server import Place, Side, side_of
 from replicax._parameter_server.cut_types import (
     Callback,
     Cut,
@@ -150,7 +150,7 @@ class _Cutting:
                     here[self._node(old, (i, number))] = i, number
                 if new is not None:
                     targets[i, number] = self._node(new, (i, number))
-        return Side(here, targets, self._unread)
+        return side_of(here, targets, self._unread)
 
     def _answered(self) -> dict[int, int]:
         """Returns the results that are new values of leaves, which servers know best, and these leaves."""
@@ -195,13 +195,7 @@ class _Cutting:
             (self._avals(writes), self._avals(reads), tuple(avals)),
             (used, tuple(range(len(reads))), tuple(range(len(avals)))),
         )
-        return Update(server, reads, writes, takes, stage, self._compared(side))
-
-    def _compared(self, side: Side) -> list[Place]:
-        olds = {place: self._olds[place[0]] for place in side.targets}
-        return [
-            place for place, old in olds.items() if old is not None and side.is_stale(place, self._node(old, place))
-        ]
+        return Update(server, reads, writes, takes, stage, side.stale)
 
     def _avals(self, places: Sequence[Place]) -> tuple[jax.ShapeDtypeStruct, ...]:
         found = []

@@ -22,10 +22,12 @@ class Side:
         here: the parts of leaves that lie on the server, by the nodes that they are.
         targets: the new values of such parts.
         unread: returns how many bytes more a worker reads if it computes what needs these leaves.
+        dear: leaves that a worker is to ship as little of as can be, as the bits of an integer.
 
     Attributes:
         shipped: the nodes that it takes, in the order in which the program computes them.
         read: the parts whose old values it needs.
+        stale: the parts of whose new values some elements are made of the old ones that the worker saw alone.
     """
 
     def __init__(
@@ -33,11 +35,13 @@ class Side:
         here: Mapping[Node, Place],
         targets: Mapping[Place, Node],
         unread: Callable[[int], int],
+        dear: int = 0,
     ):
         self._here, self.targets = here, targets
         wanted = [*targets.values()]
         facts = explored(wanted, lambda node: node in here)
-        cut = shipped_nodes(wanted, facts, lambda node, fact: _cost(node, fact, unread))
+        own = functools.reduce(operator.or_, (1 << leaf for leaf, _ in here.values()), 0)
+        cut = shipped_nodes(wanted, facts, lambda node, fact: _cost(node, fact, lambda x: unread(x & own), dear))
         steps = {node: fact.step for node, fact in facts.items() if fact.step is not None and node not in cut}
         self._sums = additions(steps, wanted)
         self._steps = self._computed(steps, wanted)
@@ -46,6 +50,8 @@ class Side:
         self.shipped = [node for node in facts if node in used and node in cut]
         self._shipped = frozenset(self.shipped)
         self.read = [here[node] for node in facts if node in used and node in here]
+        olds = {place: node for node, place in here.items()}
+        self.stale = [place for place in targets if place in olds and self._is_stale(place, olds[place])]
 
     def _needs(self, node: Node) -> Sequence[Node]:
         return [*needs_of(node, self._steps, self._sums)] if node in self._steps else ()
@@ -74,7 +80,7 @@ class Side:
         """Returns whether the new value of a part is computed from what the server has."""
         return any(node in self._here for node in self._slice([self.targets[place]]))
 
-    def is_stale(self, place: Place, old: Node) -> bool:
+    def _is_stale(self, place: Place, old: Node) -> bool:
         """Returns whether a new value, or some of its elements, is made of the old one that the worker saw alone.
 
         A gradient, which is made of that too, is combined with the old value that is there.
@@ -138,11 +144,20 @@ def _value_of(known: Mapping[Node, Any]) -> Callable[[Node], Any]:
     return lambda node: known[node] if node in known else constant_of(node)
 
 
-def _cost(node: Node, fact: Facts, unread: Callable[[int], int]) -> int:
-    """Returns what it costs to ship a node, in sixteenths of a byte."""
-    size = shipped_bytes(node)
-    # What the server knows better than a worker is shipped only where that is clearly less.
-    return 17 * size + 16 + 16 * unread(node.value.leaves) if fact.reads else 16 * size
+def side_of(here: Mapping[Node, Place], targets: Mapping[Place, Node], unread: Callable[[int], int]) -> Side:
+    """Returns what a server does: such that few bytes travel and, if that can be, no new value is stale."""
+    side = Side(here, targets, unread)
+    if side.stale:
+        other = Side(here, targets, unread, functools.reduce(operator.or_, (1 << leaf for leaf, _ in side.stale)))
+        if len(other.stale) < len(side.stale):
+            return other
+    return side
+
+
+def _cost(node: Node, fact: Facts, unread: Callable[[int], int], dear: int) -> int:
+    """Returns what it costs to ship a node, in bytes."""
+    size = shipped_bytes(node) + (unread(node.value.leaves) if fact.reads else 0)
+    return 2 * size + 1 if node.value.leaves & dear else size
 
 
 def _shipped_values(node: Node) -> Sequence[Value]:
