@@ -98,10 +98,16 @@ class Cluster:
             return (self._count - 1) % len(self.server_addresses)
 
     def shards(self, shape: Shape, count: int) -> tuple[Part, ...]:
-        """Returns the parts of a new leaf that is divided, on servers in turn."""
+        """Returns the parts of a new leaf that is divided, on servers in turn.
+
+        Where each server gets as many, they begin with the first one: leaves of one shape lie alike then, as a table
+        and an optimizer's averages of its gradients, and are updated without moving either.
+        """
+        servers = len(self.server_addresses)
         with self._lock:
-            first, self._count = self._count % len(self.server_addresses), self._count + count
-        parts = shards(first, len(self.server_addresses), shape[0], count)
+            first = 0 if count % servers == 0 else self._count % servers
+            self._count += count
+        parts = shards(first, servers, shape[0], count)
         self._placed.append((shape, parts))
         return parts
 

@@ -12,6 +12,7 @@ of the strategy that was current when it was made.
 | `BatchNormalization.call` | a replica without rows keeps its statistics |
 | `Layer.add_weight` | state that is not trained (BatchNorm's) is each replica's own, and read as the mean |
 | `BaseOptimizer.add_variable_from_reference` | so are an optimizer's accumulated gradients, but read as the sum |
+| the same | slots lie on the parameter servers of their variable |
 | `ops.cond` | its branches may assign variables, as those of `LossScaleOptimizer` do |
 | `LossScaleOptimizer.check_finite` | gradients are finite where those of all replicas are |
 """
@@ -22,7 +23,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -178,8 +179,19 @@ def _new_seeds(init: Original, generator: keras.random.SeedGenerator, *args: obj
 def _add_slot(add: Original, optimizer: keras.Optimizer, *args: object, **kwargs: object) -> Tree:
     name = kwargs.get("name", args[1] if len(args) > 1 else None)
     # Their sum is what one device has, and what any number of replicas can go on with.
-    with _own_state(VariableAggregation.SUM if name == "gradient_accumulator" else None):
+    own = VariableAggregation.SUM if name == "gradient_accumulator" else None
+    with _own_state(own), _beside(kwargs.get("reference_variable", args[0] if args else None)):
         return add(optimizer, *args, **kwargs)
+
+
+def _beside(reference: object) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which new variables lie where a variable does, if the current strategy has made that."""
+    held = getattr(reference, "__replicax_variable__", None)
+    extended: Any = _context.get_strategy().extended
+    if held is None or not _context.has_strategy() or not extended.variable_created_in_scope(held):
+        return contextlib.nullcontext()
+    beside: contextlib.AbstractContextManager[None] = extended.colocate_vars_with(held)
+    return beside
 
 
 @contextlib.contextmanager
