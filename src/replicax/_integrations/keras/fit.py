@@ -10,24 +10,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from replicax._base import nest
 from replicax._base.errors import OutOfRangeError
 from replicax._base.foreign_state import Original, wrap
 from replicax._base.types import Tree
 from replicax._data.calls import ends_data
-from replicax._data.dataset import Dataset
 from replicax._engine import function
-from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.iterator import DistributedIterator
+from replicax._integrations.keras import scheduled
+from replicax._integrations.keras.loop_data import fitting, unpack
 from replicax._integrations.keras.losses import scale_loss, unscale_loss
 from replicax._tracing import context
 from replicax._tracing.tape import GradientTape, UnconnectedGradients
@@ -38,26 +36,14 @@ if TYPE_CHECKING:
     from keras.src.trainers.epoch_iterator import EpochIterator
 
 
-class _Fitting(threading.local):
-    strategy: Any = None  # of the model whose loop runs
-
-
-_fitting = _Fitting()
-
-
 def join() -> None:
     """Changes Keras's trainer for models of a strategy; others keep theirs."""
-    import keras
-    from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
-    from keras.src.trainers import data_adapters
+    from keras.src.backend.jax.trainer import JAXTrainer
 
     wrap(JAXTrainer, "__init__", _init)
     JAXTrainer.distribute_strategy = property(lambda model: strategy_of(model) or context.get_strategy())
     for name in ("compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
         wrap(JAXTrainer, name, _in_scope)
-    wrap(data_adapters, "get_data_adapter", _adapted)
-    for layer in (keras.layers.Normalization, keras.layers.Discretization):
-        wrap(layer, "adapt", _adapt)
     made: dict[str, Callable[[keras.Model], Callable[..., Tree]]] = {
         "train_function": lambda model: _with_logs(model, "train_step", _train_step, 4),
         "test_function": lambda model: _with_logs(model, "test_step", _test_step, 3),
@@ -70,8 +56,8 @@ def join() -> None:
     wrap(JAXTrainer, "_get_jax_state", _no_state)
     wrap(JAXTrainer, "_symbolic_build", _symbolic_build)
     wrap(JAXTrainer, "_aggregate_additional_loss", _additional_loss)
+    wrap(JAXTrainer, "jax_state_sync", _synced)
     JAXTrainer.__call__ = lambda model, *args, **kwargs: _call(super(JAXTrainer, model).__call__, model, args, kwargs)
-    wrap(JAXEpochIterator, "_get_iterator", _distributed)
 
 
 def strategy_of(model: keras.Model) -> Any:
@@ -88,102 +74,21 @@ def _in_scope(method: Original, model: keras.Model, *args: object, **kwargs: obj
     strategy = strategy_of(model)
     if strategy is None:
         return method(model, *args, **kwargs)
-    before, _fitting.strategy = _fitting.strategy, strategy
+    before = fitting.strategy, fitting.eagerly
+    fitting.strategy, fitting.eagerly = strategy, bool(model.run_eagerly)
     try:
         with strategy.scope() if not context.has_strategy() else contextlib.nullcontext():
             return method(model, *args, **kwargs)
     except StopIteration as error:
         raise ValueError("The data have no batch, from which the model would be built.") from error
     finally:
-        _fitting.strategy = before
+        fitting.strategy, fitting.eagerly = before
 
 
-# Input.
-
-
-def _adapted(adapter_of: Original, x: Tree, *args: object, **kwargs: object) -> Tree:
-    """Returns Keras's adapter of the input, or ours of a dataset."""
-    if not isinstance(x, (Dataset, DistributedDataset)):
-        return adapter_of(x, *args, **kwargs)
-    given = inspect.signature(adapter_of).bind(x, *args, **kwargs).arguments
-    for name in ("y", "sample_weight"):
-        if given.get(name) is not None:
-            raise ValueError(f"`{name}` is part of a dataset's elements, and is not given beside the dataset.")
-    if given.get("class_weight") is None:
-        return _adapter(x)
-    if not isinstance(x, Dataset):
-        raise ValueError("`class_weight` needs the rx.data.Dataset itself, and this one is distributed already.")
-    return _adapter(x.map(lambda *data: _weighted(data, given["class_weight"])))
-
-
-def _weighted(data: Tree, class_weight: dict[int, float]) -> tuple[Tree, Tree, Tree]:
-    from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
-
-    x, y, sample_weight = _unpack(data)
-    if y is None or sample_weight is not None:
-        raise ValueError(
-            "`class_weight` is for datasets of pairs: of inputs and classes, without weights of their own."
-        )
-    return x, y, class_weight_to_sample_weights(y, class_weight)
-
-
-def _adapt(adapt: Original, layer: keras.Layer, data: Tree, *args: object, **kwargs: object) -> Tree:
-    """Adapts a layer to a dataset of ours as to an array of all its rows."""
-    if isinstance(data, Dataset):
-        data = np.concatenate(list(data.as_numpy_iterator()))
-    return adapt(layer, data, *args, **kwargs)
-
-
-def _adapter(value: Tree) -> Tree:
-    from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-
-    class Adapter(DataAdapter):  # type: ignore[misc]  # Keras may be missing
-        """A dataset, for Keras's loops."""
-
-        def get_jax_iterator(self) -> Tree:
-            return value if _fitting.strategy is not None else (nest.map_structure(jnp.asarray, x) for x in value)
-
-        get_numpy_iterator = get_jax_iterator
-
-        @property
-        def num_batches(self) -> int | None:
-            count = int(value.cardinality() if isinstance(value, Dataset) else value.cardinality)
-            return count if count >= 0 else None
-
-        @property
-        def batch_size(self) -> None:
-            return None
-
-        has_partial_batch = partial_batch_size = None
-
-        def on_epoch_begin(self) -> None:
-            pass
-
-        on_epoch_end = on_epoch_begin
-
-    return Adapter()
-
-
-class _Batches:
-    """The batches of an adapter, an iterable."""
-
-    def __init__(self, adapter: keras.src.trainers.data_adapters.DataAdapter):
-        self._adapter = adapter
-
-    def __iter__(self) -> Iterator[Tree]:
-        return iter(self._adapter.get_jax_iterator())
-
-
-def _distributed(get: Original, epoch_iterator: EpochIterator) -> Tree:
-    strategy = _fitting.strategy
-    if strategy is None:
-        return get(epoch_iterator)
-    source = epoch_iterator.data_adapter.get_jax_iterator()
-    if isinstance(source, DistributedDataset):
-        return source
-    if not isinstance(source, Dataset):
-        source = _Batches(epoch_iterator.data_adapter)
-    return strategy.experimental_distribute_dataset(source)
+def _synced(sync: Original, model: keras.Model, *args: object, **kwargs: object) -> Tree:
+    """Waits for scheduled steps wherever Keras wants a model's state to be up to date."""
+    scheduled.join(strategy_of(model))
+    return sync(model, *args, **kwargs)
 
 
 def _symbolic_build(
@@ -228,13 +133,6 @@ def _first_parts(batch: Tree) -> Tree:
 # Steps.
 
 
-def _unpack(data: Tree) -> tuple[Tree, Tree, Tree]:
-    from keras.utils import unpack_x_y_sample_weight
-
-    x, y, sample_weight = unpack_x_y_sample_weight(data)
-    return x, y, sample_weight
-
-
 def _called(model: keras.Model, x: Tree, training: bool) -> Tree:
     return model(x, training=training) if model._call_has_training_arg else model(x)
 
@@ -249,7 +147,7 @@ def _track(model: keras.Model, loss: Tree, x: Tree) -> None:
 
 
 def _train_step(model: keras.Model, data: Tree) -> Tree:
-    x, y, sample_weight = _unpack(data)
+    x, y, sample_weight = unpack(data)
     weights = model.trainable_variables
     if _rows(x) == 0:
         _train_without_rows(model, weights)
@@ -281,7 +179,7 @@ def _train_without_rows(model: keras.Model, weights: Sequence[keras.Variable]) -
 
 
 def _test_step(model: keras.Model, data: Tree) -> Tree:
-    x, y, sample_weight = _unpack(data)
+    x, y, sample_weight = unpack(data)
     if _rows(x) == 0:
         return model.get_metrics_result()
     y_pred = _called(model, x, training=False)
@@ -291,7 +189,7 @@ def _test_step(model: keras.Model, data: Tree) -> Tree:
 
 
 def _predict_step(model: keras.Model, data: Tree) -> Tree:
-    return _called(model, _unpack(data)[0], training=False)
+    return _called(model, unpack(data)[0], training=False)
 
 
 def _step_of(model: keras.Model, name: str, ours: Callable[..., Tree]) -> Callable[[Tree], Tree]:
@@ -337,6 +235,9 @@ def _loop(
         run = function.function(step)
         run.step_hint = None  # Keras has `steps_per_execution` for this
 
+    # Only training may take other elements than those that this process reads: others count each row once.
+    by_workers = scheduled.Steps(step, reads_datasets=states == 4)
+
     @functools.cache
     def program(count: int) -> Tree:
         return function.function(lambda iterator: step(next(iterator)), steps_per_call=count)
@@ -349,6 +250,9 @@ def _loop(
         return outputs[-1] if joined is None else joined(outputs)
 
     def steps(state: object, iterator: Iterator[Tree]) -> tuple[Tree, tuple[None, ...]]:
+        if isinstance(iterator, scheduled.Scheduled):
+            results = iterator.results(by_workers, model.steps_per_execution)
+            return results[-1] if joined is None else joined(results), (None,) * states
         several = joined is None and model.steps_per_execution > 1 and isinstance(iterator, DistributedIterator)
         if model.run_eagerly or not several:
             return one_by_one(iterator), (None,) * states
