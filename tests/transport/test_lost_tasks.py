@@ -209,3 +209,16 @@ def test_a_task_that_does_not_come_up_is_named_with_the_reason(run):
         assert "was closed here" in str(raised(lambda: peer.call("anything")))
         assert "was closed here" in str(raised(lambda: peer.wait_until_ready(60)))
         """)
+
+
+def test_the_time_after_which_a_stopped_task_is_lost_can_be_longer(monkeypatch):
+    from replicax._transport import grpc_settings
+
+    def silence() -> int:
+        return dict(grpc_settings.of_greetings())["grpc.keepalive_timeout_ms"]
+
+    monkeypatch.delenv("REPLICAX_HEARTBEAT_TIMEOUT", raising=False)
+    assert silence() == 3000
+    for seconds, found in (("2", 3000), ("60", 58_000), ("none", 2**31 - 1)):
+        monkeypatch.setenv("REPLICAX_HEARTBEAT_TIMEOUT", seconds)
+        assert silence() == found

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
-from replicax._job.channel import join_address
+from replicax._job.channel import HEARTBEAT, join_address, seconds_from_environment
 from replicax._transport.secret import HOST_NAME, identity, missing
 
 SERVICE = "replicax.Tasks"
@@ -19,7 +19,7 @@ GREETING = "replicax-greeting-bin"  # the metadata in which a service answers a 
 # A task that does not answer within a ping's interval and _SILENCE is taken for dead. gRPC answers pings in threads of
 # its own, without Python's lock, so that a task which computes for minutes is alive; one that is stopped (SIGSTOP) is
 # not. Pings wait behind what was sent before them, so those of connections with arrays have much more time.
-_PING, _SILENCE, _MUCH = 2000, 3000, 20_000  # milliseconds
+_PING, _SILENCE, _MUCH, _NEVER = 2000, 3000, 20_000, 2**31 - 1  # milliseconds
 
 
 def _options(silence: int) -> list[tuple[str, Any]]:
@@ -46,8 +46,14 @@ _OF_CHANNELS: list[tuple[str, Any]] = [
     ("grpc.ssl_target_name_override", HOST_NAME),
 ]
 SERVER = [*_options(_MUCH), ("grpc.so_reuseport", 0)]
-GREETINGS = [*_options(_SILENCE), *_OF_CHANNELS]
 CALLS = [*_options(_MUCH), *_OF_CHANNELS]
+
+
+def of_greetings() -> list[tuple[str, Any]]:
+    """Returns the options of a channel for greetings. `REPLICAX_HEARTBEAT_TIMEOUT` gives the other side more time."""
+    seconds = seconds_from_environment(HEARTBEAT, 0.0, or_none=True)
+    silence = _NEVER if seconds is None else max(_SILENCE, int(seconds * 1000) - _PING)
+    return [*_options(silence), *_OF_CHANNELS]
 
 
 def grpc() -> Any:

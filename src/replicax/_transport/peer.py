@@ -147,7 +147,7 @@ class _Channels:
     def __init__(self, address: str, secret: bytes | None):
         self.address = address
         self.secret = secret
-        self.greetings = self.made(grpc_settings.GREETINGS)
+        self.greetings = self.made(grpc_settings.of_greetings())
         self.greet = self.greetings.unary_stream(f"/{grpc_settings.SERVICE}/greet")
 
     def made(self, options: list[tuple[str, Any]]) -> Any:
