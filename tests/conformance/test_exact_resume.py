@@ -219,7 +219,9 @@ def check(undisturbed: list[dict[str, list[str]]], resumed: list[dict[str, list[
     assert again <= INTERVAL * len(resumed)
 
 
-CASES = [("plain", 1), ("plain", 2), ("plain", 3), ("keras", 1), ("keras", 2), ("nnx", 1), ("nnx", 2), ("random", 2)]
+CASES = [("plain", 1), ("plain", 2), ("plain", 3), ("keras", 2), ("nnx", 2), ("random", 2)]
+if os.environ.get("REPLICAX_TEST_STRATEGIES"):  # beside a whole run, such as on another JAX
+    CASES = [("plain", 3), ("keras", 1), ("nnx", 1), ("random", 2)]
 
 
 @pytest.mark.parametrize("name, workers", CASES)
