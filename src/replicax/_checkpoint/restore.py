@@ -152,9 +152,9 @@ class Restoration:
         self._stay[leaf.identity] = leaf
         warnings.warn(
             f"{name_in_messages(node.names)} was saved by {len(positions)} processes and there are {count} now, to "
-            "which its position in the data cannot be carried over, since each process has data of its own (files, or "
-            "a dataset that was made for it). It stays where it is: elements that were taken before come again. With "
-            "`experimental_distribute_dataset` and AutoShardPolicy.DATA it goes on exactly.",
+            "which its position cannot be carried over, since each process has one of its own (in its files, in a "
+            "dataset that was made for it, in its random numbers). It stays where it is: elements that were taken "
+            "before come again. With `experimental_distribute_dataset` and AutoShardPolicy.DATA it goes on exactly.",
             stacklevel=2,
         )
         return None
