@@ -49,6 +49,7 @@ class Program:
         compiled: the function that JAX compiles.
         is_compiled: whether it has been called.
         token: which result tells that a call has ended.
+        plan: how several tasks run it together, kept here by who has made that.
     """
 
     compiled: jax.stages.Wrapped
@@ -90,6 +91,7 @@ class Program:
         inputs = [*call.dynamic, *(leaf for read in reads for leaf in element_arrays(read.element))]
         self.label = f"{self.name}({in_flight.shapes((x.dtype, x.shape) for x in inputs)})"
         self.is_compiled = False
+        self.plan: object = None
         self._moved = False  # whether leaves of its variables have come to stand elsewhere
         self._several: dict[int, RepeatedProgram] = {}  # programs of several steps, by how many
         self._taped = jax.jit(self._named(self._compute_taped))  # for calls under a gradient tape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeAlias
 
@@ -49,6 +50,8 @@ class Programs:
         self.host_driven: dict[Hashable, list[Leaf]] = {}  # calls that the host drives; objects that are known by id
         self.uneven = UnevenCalls(code.function)
         self.log = TraceLog(code.function, steps)
+        # Programs of the same function that other processes run, by who hands them out.
+        self.elsewhere = weakref.WeakKeyDictionary[object, Programs]()
         self._code, self._falls_back = code, falls_back
 
     def find(self, call: CallSignature, turn: contextlib.ExitStack) -> WithElements:

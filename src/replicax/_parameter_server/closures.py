@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from replicax._base import tracebacks
 from replicax._base.errors import CancelledError, UnavailableError
+from replicax._base.types import Tree
 from replicax._parameter_server.numbers import Numbers
 from replicax._parameter_server.remote_value import RemoteValueImpl
 
@@ -56,6 +58,9 @@ class ClosureQueue:
         self._running: set[Closure] = set()
         self._lonely: list[Closure] = []  # that run, and wait for no other to do so
         self._links: list[Link] = []  # the workers that are there
+        self._empty_since = time.monotonic()  # when the last of them left
+        self._reminders = 0  # how often it was said since then that there is none
+        self._refusals: dict[Link, str] = {}  # why workers that answer cannot be used
         self._error: BaseException | None = None  # of a closure, to be raised by the next call
         self._lost: UnavailableError | None = None  # a parameter server is gone
         self._stopped = False
@@ -63,59 +68,77 @@ class ClosureQueue:
 
     # For the coordinator.
 
-    def put(self, closure: Closure) -> None:
-        """Adds a closure; raises the error of an earlier one, once, in place of that."""
+    def put(self, closures: Sequence[Closure]) -> None:
+        """Adds closures; raises the error of an earlier one, once, in place of that."""
+        began = time.monotonic()
         with self._changed:
-            self._raise()
+            self._raise(began)
             while len(self._waiting) >= LIMIT:
-                self._wait()
-                self._raise()
-            self._waiting.append(closure)
+                self._wait(began)
+                self._raise(began)
+            self._waiting += closures
             self._changed.notify_all()
 
     def join(self) -> None:
         """Waits until all closures have ended; raises the error of one, once."""
+        began = time.monotonic()
         with self._changed:
-            while self._waiting or self._running:
-                if self._lost is not None:
-                    break
-                self._wait()
-            self._raise()
+            while (self._waiting or self._running) and not self.stopped:
+                self._wait(began)
+            self._raise(began)
 
     def is_done(self) -> bool:
         """Returns whether all closures have ended; raises the error of one, once."""
         with self._changed:
-            self._raise()
+            self._raise(time.monotonic())
             return not (self._waiting or self._running)
 
     def wait_for(self, event: threading.Event) -> None:
         """Waits for the end of one closure."""
+        began = time.monotonic()
         with self._changed:
             while not event.is_set():
-                self._wait()
+                self._wait(began)
 
-    def _raise(self) -> None:
+    def _raise(self, began: float) -> None:
+        if self._error is not None and self._lost is None:
+            while self._running and not self.stopped:  # when the error comes out, nothing is under way any more
+                self._wait(began)
         if self._lost is not None:
             raise self._lost
+        if self._stopped:
+            raise CancelledError("The coordinator was closed.")
         if self._error is not None:
-            while self._running:  # when the error comes out, nothing is under way any more
-                self._wait()
             error, self._error = self._error, None
             if error is not None:  # and no other thread has raised it meanwhile
                 raise error
 
-    def _wait(self) -> None:
-        """Waits for a change; says so when there are no workers, and ends the wait if there are none for long."""
-        waited = 0.0
-        while not self._changed.wait(_REMINDER):
-            waited = 0.0 if self._links else waited + _REMINDER
-            if self._timeout is not None and waited >= self._timeout:
-                raise UnavailableError(
-                    f"No worker was there for {waited:g} s (REPLICAX_START_TIMEOUT); {len(self._waiting)} scheduled "
-                    "functions wait. Start workers at the addresses of the cluster."
-                )
-            if waited:
-                tracebacks.warn(f"No worker is there, for {waited:g} s: scheduled functions wait for one.")
+    def _wait(self, began: float) -> None:
+        """Waits for a change. Where there are no workers, says so now and then, and raises when that takes too long.
+
+        Args:
+            began: when what waits began to do so.
+        """
+        if self._links:
+            self._changed.wait()
+            return
+        now = time.monotonic()
+        waited = now - max(began, self._empty_since)
+        if self._timeout is not None and waited >= self._timeout:
+            raise UnavailableError(
+                f"No worker was there for {waited:.3g} s (REPLICAX_START_TIMEOUT); {len(self._waiting)} scheduled "
+                f"functions wait. Start workers at the addresses of the cluster.{self._why()}"
+            )
+        reminder = self._empty_since + (self._reminders + 1) * _REMINDER
+        if now >= reminder:
+            self._reminders = int((now - self._empty_since) / _REMINDER)
+            alone = f"No worker is there, for {now - self._empty_since:.3g} s"
+            tracebacks.warn(f"{alone}: scheduled functions wait for one.{self._why()}")
+            return
+        self._changed.wait(reminder - now if self._timeout is None else min(reminder - now, self._timeout - waited))
+
+    def _why(self) -> str:
+        return "".join(f" The coordinator cannot use {link!r}: {why}" for link, why in self._refusals.items())
 
     def fail_all(self, error: UnavailableError) -> None:
         """Notes that a parameter server is gone: nothing can run any more."""
@@ -128,11 +151,11 @@ class ClosureQueue:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Lets the workers' threads end."""
+        """Lets the workers' threads end; nothing runs any more."""
         with self._changed:
             self._stopped = True
-            for closure in self._waiting:
-                closure.value._fail(CancelledError("The coordinator was closed before the function ran."))
+            for closure in [*self._waiting, *self._running]:
+                closure.value._fail(CancelledError("The coordinator was closed before the function ended."))
             self._waiting.clear()
             self._changed.notify_all()
 
@@ -140,35 +163,48 @@ class ClosureQueue:
 
     @property
     def stopped(self) -> bool:
-        """Whether the coordinator was closed."""
-        return self._stopped
+        """Whether nothing runs any more: the coordinator was closed, or a parameter server is gone."""
+        return self._stopped or self._lost is not None
 
     def joined(self, link: Link) -> None:
         """Notes that a worker is there."""
         with self._changed:
             if link not in self._links:
                 self._links.append(link)
+            self._refusals.pop(link, None)
             self._changed.notify_all()
+
+    def refuses(self, link: Link, why: str) -> None:
+        """Notes that a worker answers and cannot be used; says so, the first time."""
+        with self._changed:
+            known, self._refusals[link] = self._refusals.get(link), why
+        if known != why:
+            tracebacks.warn(f"The coordinator cannot use {link!r}: {why}")
 
     def left(self, link: Link) -> None:
         """Notes that a worker is gone."""
         with self._changed:
             if link in self._links:
                 self._links.remove(link)
+                if not self._links:
+                    self._empty_since, self._reminders = time.monotonic(), 0
             self._changed.notify_all()
 
     def any_link(self) -> Link:
         """Returns a worker that is there, waiting for one."""
+        began = time.monotonic()
         with self._changed:
-            while not self._links:
-                self._wait()
+            while not self._links and not self.stopped:
+                self._wait(began)
+            if self.stopped:
+                self._raise(began)
             return self._links[0]
 
     def take(self, link: Link) -> Closure | None:
-        """Returns the next closure for a worker, waiting for it; None when there will be none."""
+        """Returns the next closure for a worker, waiting for it; None when it is gone, or there will be none."""
         with self._changed:
-            while not self._stopped and self._lost is None:
-                if self._waiting and link in self._links and self._may_take(link):
+            while not self.stopped and link in self._links:
+                if self._waiting and self._may_take(link):
                     closure = self._waiting.popleft()
                     self._running.add(closure)
                     link.running += 1
@@ -201,17 +237,18 @@ class ClosureQueue:
         """Has a closure run again, before others."""
         with self._changed:
             self._given_back(closure, link)
-            if self._error is not None:
+            if self._error is not None or self.stopped:
                 self._cancel(closure)
-            elif not closure.value._ended.is_set():
+            else:
                 self._waiting.appendleft(closure)
             self._changed.notify_all()
 
-    def ended(self, closure: Closure, link: Link) -> None:
-        """Notes that a closure has ended, with whatever its value is."""
+    def ended(self, closure: Closure, link: Link, result: Tree) -> None:
+        """Notes that a closure has ended, with this result."""
         with self._changed:
             self._given_back(closure, link)
             self._end(closure)
+            closure.value._set(result)
             self._changed.notify_all()
 
     def failed(self, closure: Closure, link: Link, error: BaseException) -> None:

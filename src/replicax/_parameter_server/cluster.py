@@ -160,3 +160,14 @@ def _matching(shapes: Sequence[Shape], earlier: _Placed) -> list[tuple[Part, ...
             return None
         found.append(parts)
     return found or None
+
+
+def aside(close: Callable[[], None]) -> None:
+    """Closes what belongs to an object that is no more, in a thread, since that may come about under any lock.
+
+    At the end of the process, it waits for that.
+    """
+    if threading.main_thread().is_alive():
+        threading.Thread(target=close, name="replicax-close", daemon=True).start()
+    else:
+        close()

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from replicax._base import nest
+from replicax._base.errors import UnavailableError
 from replicax._base.messages import received
 from replicax._base.types import Tree
 from replicax._engine.concrete_function import ConcreteFunction
 from replicax._engine.function import Function, is_function
 from replicax._job import state
 from replicax._parameter_server.closures import ClosureQueue
-from replicax._parameter_server.cluster import Cluster
+from replicax._parameter_server.cluster import Cluster, aside
 from replicax._parameter_server.datasets import PerWorkerDistributedIterator, PerWorkerValue, per_worker_dataset
 from replicax._parameter_server.planner import Planner, ScheduledCall
 from replicax._parameter_server.remote_value import RemoteValue, RemoteValueImpl, SeveralSteps
 from replicax._parameter_server.scheduling import Kinds
-from replicax._parameter_server.worker_links import WorkerLink
+from replicax._parameter_server.worker_links import MOST_LOST, WorkerLink
 from replicax._parameter_server.worker_values import MadeValue
 
 if TYPE_CHECKING:
@@ -66,8 +68,9 @@ class ClusterCoordinator:
             WorkerLink(self._cluster, self._queue, self._planner, index)
             for index in range(len(self._cluster.worker_addresses))
         ]
-        finalizer = weakref.finalize(self, _stopped, self._queue, self._links)
-        self._cluster.on_close(finalizer)
+        stop = functools.partial(_stopped, self._queue, self._links)
+        weakref.finalize(self, aside, stop)
+        self._cluster.on_close(stop)
 
     @property
     def strategy(self) -> StrategyLike:
@@ -99,21 +102,20 @@ class ClusterCoordinator:
             )
         call, plan = self._planner.planned(function, args, kwargs)
         made = [leaf for leaf in nest.leaves((args, kwargs)) if isinstance(leaf, MadeValue)]
-        values = []
-        for step in range(function.steps_per_call):
-            value, number = RemoteValueImpl(self._queue.wait_for), self._cluster.numbers.open()
-            self._put(ScheduledCall(number, value, function, call, plan, step > 0, made))
-            values.append(value)
-        return values[0] if len(values) == 1 else SeveralSteps(values)
-
-    def _put(self, closure: ScheduledCall) -> None:
-        """Schedules one step."""
+        values = [RemoteValueImpl(self._queue.wait_for) for _ in range(function.steps_per_call)]
+        numbers = [self._cluster.numbers.open() for _ in values]
         try:
-            closure.iterators()
-            self._queue.put(closure)
+            closures = [
+                ScheduledCall(number, value, function, call, plan, step > 0, made)
+                for step, (number, value) in enumerate(zip(numbers, values))
+            ]
+            closures[0].iterators()
+            self._queue.put(closures)
         except BaseException:
-            self._cluster.numbers.close(closure.number)
+            for number in numbers:
+                self._cluster.numbers.close(number)
             raise
+        return values[0] if len(values) == 1 else SeveralSteps(values)
 
     def join(self) -> None:
         """Waits until all scheduled functions have ended; raises the exception of one that failed, once."""
@@ -153,7 +155,14 @@ class ClusterCoordinator:
 
     def kinds_of(self, iterator: PerWorkerDistributedIterator) -> Kinds:
         """Returns the shapes and dtypes of the next element that some worker has."""
-        return cast(WorkerLink, self._queue.any_link()).kinds_of(iterator)
+        for _ in range(MOST_LOST):
+            kinds = cast(WorkerLink, self._queue.any_link()).kinds_of(iterator)
+            if kinds is not None:
+                return kinds
+        raise UnavailableError(
+            f"{MOST_LOST} workers were lost while they were asked for the next element of a dataset. Its function may "
+            "be what ends them, for want of memory for one."
+        )
 
 
 _UNKNOWN = object()

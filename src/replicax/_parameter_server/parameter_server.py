@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._base.errors import FailedPreconditionError
+from replicax._base.errors import UnavailableError
 from replicax._parameter_server.arrays import Array, copied, is_key, own
 from replicax._parameter_server.plans import UpdateProgram, loaded_update
 from replicax._transport.handlers import Answer, Request
@@ -79,11 +79,25 @@ class _Owner:
         self.programs: dict[str, UpdateProgram] = {}
         self.applied: dict[int, list[Array]] = {}  # the answers to closures, by their numbers
         self.done = 0  # closures with lower numbers have ended
+        self._most = _REMEMBERED  # answers, before those to closures that have ended are forgotten
+        self._held = 0  # bytes of the answers
+
+    def remember(self, closure: int, answers: list[Array]) -> None:
+        """Keeps the answer to a closure, until it is known to have ended."""
+        self.applied[closure] = answers
+        self._held += sum(answer.nbytes for answer in answers)
+
+    def forget_done(self) -> None:
+        """Forgets answers to closures that have ended, when there are many or large ones."""
+        if len(self.applied) > self._most or self._held > _LARGE:
+            self.applied = {number: answers for number, answers in self.applied.items() if number >= self.done}
+            self._held = sum(answer.nbytes for answers in self.applied.values() for answer in answers)
+            self._most = max(_REMEMBERED, 2 * len(self.applied))
 
     def leaf(self, name: str) -> _Leaf:
         """Returns a leaf by its name."""
         if name not in self.leaves:
-            raise FailedPreconditionError(
+            raise UnavailableError(
                 f"This parameter server has no variable {name!r}: it was started anew after the variable was made. "
                 "Start the coordinator's program again; it goes on from its last checkpoint."
             )
@@ -117,7 +131,7 @@ class ParameterServer:
     def _owner(self, request: Request) -> _Owner:
         name = request.head["owner"]
         if name not in self._owners:
-            raise FailedPreconditionError(
+            raise UnavailableError(
                 "This parameter server knows nothing of the coordinator that asks: it was started anew, or took the "
                 "coordinator for lost. Start the coordinator's program again."
             )
@@ -132,11 +146,13 @@ class ParameterServer:
         return {}, ()
 
     def drop(self, request: Request) -> Answer:
-        """Forgets leaves."""
+        """Forgets leaves and programs."""
         with self._lock:
             owner = self._owner(request)
             for name in request.head["names"]:
                 owner.leaves.pop(name, None)
+            for key in request.head["programs"]:
+                owner.programs.pop(key, None)
         return {}, ()
 
     def fetch(self, request: Request) -> Answer:
@@ -183,8 +199,7 @@ class ParameterServer:
             owner = self._owner(request)
             closure: int = head["closure"]
             owner.done = max(owner.done, head["done"])
-            if len(owner.applied) > _REMEMBERED:
-                owner.applied = {number: answers for number, answers in owner.applied.items() if number >= owner.done}
+            owner.forget_done()
             if closure < owner.done:
                 return {"late": True}, ()
             if closure not in owner.applied:
@@ -193,7 +208,7 @@ class ParameterServer:
                 expected = head.get("versions") or {}
                 if any(owner.leaf(name).version != version for name, version in expected.items()):
                     return {"changed": True}, ()
-                owner.applied[closure] = self._apply(program, owner, written, request.arrays)
+                owner.remember(closure, self._apply(program, owner, written, request.arrays))
             return {}, owner.applied[closure]
 
     def _apply(
@@ -216,4 +231,5 @@ def _with_64_bits(method: Callable[[Request], Answer]) -> Callable[[Request], An
     return call
 
 
-_REMEMBERED = 1024  # closures, before those that have ended are forgotten
+_REMEMBERED = 1024  # answers
+_LARGE = 1 << 24  # bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import weakref
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 
 from replicax._base import nest
+from replicax._base.errors import CancelledError
 from replicax._base.messages import received, shown
 from replicax._base.types import Tree
 from replicax._engine.function import Function
@@ -55,7 +57,7 @@ class Plan:
     """
 
     def __init__(self, program: Program, index_slot: int | None, cluster: Cluster):
-        self.program, self.key = program, f"{program.name} {next(_keys)}"
+        self.program, self.key = program, f"function {next(_keys)} {program.name}"
         self._cluster, level = cluster, program.level
         self._local: list[tuple[State, int]] = []  # leaves that are in this process
         served: list[ServedLeaf] = []
@@ -141,8 +143,9 @@ class Plan:
                     )
                     calls[number] = Call("program", {"key": self.key, **head}, arrays)
                 if calls:
-                    servers.all(calls)
+                    servers.add_programs(calls)
                 self._sent = True
+                weakref.finalize(self, self._cluster.servers.drop_program, self.key).atexit = False
 
     def for_worker(self, platform: str, local: bool) -> tuple[dict[str, object], Sequence[np.ndarray]]:
         """Returns what a worker gets, as the head and the arrays of a call."""
@@ -249,10 +252,8 @@ class Planner:
     """
 
     def __init__(self, cluster: Cluster, strategy: StrategyLike):
-        self._cluster, self._strategy = cluster, strategy
-        # Programs for workers are others than those that the same function has in this process.
-        self._programs = weakref.WeakKeyDictionary[Programs, Programs]()
-        self._plans = weakref.WeakKeyDictionary[Program, Plan]()
+        self._cluster = cluster
+        self._strategy = weakref.ref(strategy)  # threads have the planner, and end when nobody has the strategy
         self._lock = threading.RLock()
 
     def planned(
@@ -261,20 +262,26 @@ class Planner:
         """Returns the call of a function, and the plan for it and for elements like those that came last."""
         if function.input_signature is not None:
             args, kwargs = bind_declared(function.input_signature, args, kwargs)
-        with self._lock, self._strategy.scope():
+        with self._lock, self._scope():
             call = CallSignature(*with_examples((args, kwargs)))
             return call, self._plan(function, call, ())
 
     def planned_again(self, closure: ScheduledCall, kinds: Sequence[Kinds]) -> Plan:
         """Returns the plan of a closure for elements of these kinds."""
-        with self._lock, self._strategy.scope():
+        with self._lock, self._scope():
             return self._plan(closure.function, closure.call, kinds)
 
+    def _scope(self) -> contextlib.AbstractContextManager[object]:
+        strategy = self._strategy()
+        if strategy is None:
+            raise CancelledError("The strategy is no more.")
+        return strategy.scope()
+
     def _plan(self, function: Function, call: CallSignature, kinds: Sequence[Kinds]) -> Plan:
-        programs = self._programs.get(function._programs)
+        # These are others than those that the same function has in this process.
+        programs = function._programs.elsewhere.get(self)
         if programs is None:
-            programs = Programs(function._code, falls_back=False, steps=1)
-            self._programs[function._programs] = programs
+            programs = function._programs.elsewhere[self] = Programs(function._code, falls_back=False, steps=1)
         tracing = scheduling.Tracing(kinds)
         with scheduling.traced_by(tracing):
             program = None if call.ragged or call.has_dataset else programs.find_for(call)
@@ -286,7 +293,8 @@ class Planner:
         return self._plan_of(program, tracing.index_slot)
 
     def _plan_of(self, program: Program, index_slot: int | None) -> Plan:
-        if program not in self._plans:
+        plan = program.plan
+        if not isinstance(plan, Plan):
             plan = Plan(program, index_slot, self._cluster)
             if plan.assigned_here:
                 names = ", ".join(variable.name for variable, _ in plan.assigned_here)
@@ -295,8 +303,8 @@ class Planner:
                     "in the strategy's scope, so that it lies on a parameter server."
                 )
             plan.send_updates()
-            self._plans[program] = plan
-        return self._plans[program]
+            program.plan = plan
+        return plan
 
 
 class RunsHere:
@@ -308,18 +316,17 @@ class RunsHere:
 
     def __init__(self, cluster: Cluster):
         self._cluster = cluster
-        self._plans = weakref.WeakKeyDictionary[Program, tuple[Plan, WorkerPlan]]()
         self._lock = threading.RLock()
 
     def __call__(self, program: Program, call: CallSignature, elements: Sequence[Tree]) -> Tree:
         """Runs a program: reads what it needs, computes here, and has the servers update what is theirs."""
         with self._lock:
-            if program not in self._plans:
-                plan = Plan(program, None, self._cluster)
-                plan.send_updates()
-                head, _ = plan.for_worker("", local=True)
-                self._plans[program] = plan, cast(WorkerPlan, head["plan"])
-            plan, here = self._plans[program]
+            if program.plan is None:
+                made = Plan(program, None, self._cluster)
+                made.send_updates()
+                head, _ = made.for_worker("", local=True)
+                program.plan = made, head["plan"]
+            plan, here = cast(tuple[Plan, WorkerPlan], program.plan)
         args, local = here.split(plan.arguments(call))
         others = [*(array for element in elements for array in element_arrays(element)), *local]
         servers = self._cluster.servers

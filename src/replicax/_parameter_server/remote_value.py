@@ -44,8 +44,9 @@ class RemoteValueImpl(RemoteValue):
         self._error: BaseException | None = None
 
     def _set(self, result: Tree) -> None:
-        self._result = result
-        self._ended.set()
+        if not self._ended.is_set():
+            self._result = result
+            self._ended.set()
 
     def _fail(self, error: BaseException) -> None:
         if not self._ended.is_set():

@@ -13,6 +13,7 @@ import numpy as np
 
 from replicax._base.errors import UnavailableError
 from replicax._parameter_server.places import Place
+from replicax._transport.errors import Unreachable
 from replicax._transport.handlers import Answer
 from replicax._transport.peer import Peer, connect
 from replicax._transport.service import local_service
@@ -35,13 +36,17 @@ class Servers:
         addresses: theirs, by index.
         job: the addresses of all tasks of the cluster.
         owner: the name of the coordinator whose variables they are.
+        insists: whether a call is made again when the connection breaks: servers answer it as the first time. Without,
+            a broken connection is the end, since servers forget a coordinator with the connection to it.
     """
 
-    def __init__(self, addresses: Sequence[str], job: Sequence[str], owner: str):
+    def __init__(self, addresses: Sequence[str], job: Sequence[str], owner: str, insists: bool = False):
+        self._insists = insists
         self._peers: list[Peer] = [connect(address, job=job) for address in addresses]
         self._owner = owner
         self._pool = concurrent.futures.ThreadPoolExecutor(len(addresses), "replicax-ps")
         self._dead: deque[Place] = deque()  # leaves of variables that are no more
+        self._dead_programs: deque[str] = deque()
         self._lock = threading.Lock()
         self.lost: UnavailableError | None = None
         self.platforms: list[str] = []  # on which they compute
@@ -95,10 +100,21 @@ class Servers:
     def _call(self, number: int, call: Call) -> Answer:
         if self.lost is not None:
             raise self.lost
+        peer, method, head = self._peers[number], f"ps.{call.method}", {"owner": self._owner, **call.head}
         try:
-            return self._peers[number].call(f"ps.{call.method}", {"owner": self._owner, **call.head}, call.arrays)
+            try:
+                return peer.call(method, head, call.arrays)
+            except Unreachable:
+                if not self._insists:
+                    raise
+                return peer.call(method, head, call.arrays)
         except UnavailableError as error:
             raise self._unavailable(number, error) from error
+
+    def add_programs(self, calls: Mapping[int, Call]) -> None:
+        """Sends the update programs of a function."""
+        self._drop_dead()
+        self.all(calls)
 
     def create(self, places: Sequence[Place], arrays: _Arrays) -> None:
         """Makes leaves."""
@@ -171,11 +187,17 @@ class Servers:
         """Notes that variables are no more; the servers are told later, since this may be called at any moment."""
         self._dead.extend(places)
 
+    def drop_program(self, key: str) -> None:
+        """Notes that the program of a function is no more."""
+        self._dead_programs.append(key)
+
     def _drop_dead(self) -> None:
-        dead = [self._dead.popleft() for _ in range(len(self._dead))]
-        if dead:
-            names = self._names(dead)
-            self.all({server: Call("drop", {"names": found}) for server, found in names.items()})
+        names = self._names([self._dead.popleft() for _ in range(len(self._dead))])
+        programs = [self._dead_programs.popleft() for _ in range(len(self._dead_programs))]
+        servers = range(len(self)) if programs else names
+        calls = {n: Call("drop", {"names": names.get(n, []), "programs": programs}) for n in servers}
+        if calls:
+            self.all(calls)
 
     # Leaves and their parts.
 

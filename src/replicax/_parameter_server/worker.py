@@ -102,7 +102,7 @@ class Worker:
         for module in head["imports"]:
             importlib.import_module(module)
         name: str = head["session"]
-        session = _Session(head["index"], Servers(head["servers"], head["job"], head["owner"]))
+        session = _Session(head["index"], Servers(head["servers"], head["job"], head["owner"], insists=True))
         with self._lock:
             self._sessions[name] = session
         request.on_close(lambda: self._end(name))
@@ -122,28 +122,38 @@ class Worker:
 
     def plan(self, request: Request) -> Answer:
         """Keeps the program of a function."""
-        self._session(request).plans[request.head["key"]] = loaded_plan(request.head, request.arrays)
+        session = self._keeping(request)
+        session.plans[request.head["key"]] = loaded_plan(request.head, request.arrays)
         return {}, ()
+
+    def _keeping(self, request: Request) -> _Session:
+        """Returns the session, without what its coordinator has no more."""
+        session = self._session(request)
+        kept: tuple[dict[str, Any], ...] = (session.plans, session.datasets, session.iterators, session.values)
+        for key in request.head["forget"]:
+            for each in kept:
+                each.pop(key, None)
+        return session
 
     # Datasets.
 
     def dataset(self, request: Request) -> Answer:
         """Keeps a dataset, or the function that makes it."""
-        session = self._session(request)
+        session = self._keeping(request)
         with scheduling.on_worker(session.index):
             session.datasets[request.head["key"]] = made(unpacked(request.head, request.arrays))
         return {}, ()
 
     def value(self, request: Request) -> Answer:
         """Makes a value and keeps it."""
-        session = self._session(request)
+        session = self._keeping(request)
         with scheduling.on_worker(session.index):
             session.values[request.head["key"]] = own_arrays(unpacked(request.head, request.arrays))
         return {}, ()
 
     def iterator(self, request: Request) -> Answer:
         """Makes an iterator over a dataset."""
-        session, head = self._session(request), request.head
+        session, head = self._keeping(request), request.head
         with scheduling.on_worker(session.index):
             session.iterators[head["key"]] = iter(session.datasets[head["dataset"]])  # type: ignore[call-overload]
         return {}, ()
@@ -165,20 +175,15 @@ class Worker:
         goes_on = False  # with another call in the same turn
         try:
             with _failing(session, head["failures"]):
-                try:
-                    session.pulls.wait_for(turn)
-                    if head["failures"] < session.failures:
-                        return {"cancelled": True}, ()
-                    elements = _elements(session, head)
-                except OutOfRangeError:
-                    if not head["may_be_over"]:
-                        raise
-                    return {"over": True}, ()
-                finally:
-                    session.pulls.passed(turn)
+                elements = _elements_in_turn(session, head)
                 session.runs.wait_for(turn)
                 if head["failures"] < session.failures:
+                    _put_back(session, head, elements)
                     return {"cancelled": True}, ()
+                if isinstance(elements, OutOfRangeError) and head["may_be_over"]:
+                    return {"over": True}, ()
+                if isinstance(elements, BaseException):
+                    raise elements
                 plan = session.plans[head["plan"]]
                 if tuple(map(kinds_of, elements)) != plan.kinds:
                     goes_on = True
@@ -218,6 +223,10 @@ class Worker:
         begun = session.undecided.pop(head["closure"], None)
         session.held.pop(head["closure"], None)
         try:
+            if not head["apply"]:  # it may not have come to its turn, nor to its elements
+                session.pulls.wait_for(head["turn"])
+                session.pulls.passed(head["turn"])
+                session.runs.wait_for(head["turn"])
             if not head["apply"] or begun is None or begun.computed is None:
                 session.failures = max(session.failures, head["failures"] + 1)
                 return {}, ()
@@ -260,6 +269,27 @@ def _operands(
     if plan.index_dtype is not None:
         others.append(np.asarray(session.index, plan.index_dtype))
     return [*others, *local], args
+
+
+def _elements_in_turn(session: _Session, head: Mapping[str, Any]) -> list[Tree] | BaseException:
+    """Returns the elements that a closure takes, or the exception that it fails with when it is its turn to run.
+
+    It is not to fail now: closures before it may still have to run.
+    """
+    try:
+        session.pulls.wait_for(head["turn"])
+        return _elements(session, head) if head["failures"] >= session.failures else []
+    except BaseException as error:
+        return error
+    finally:
+        session.pulls.passed(head["turn"])
+
+
+def _put_back(session: _Session, head: Mapping[str, Any], elements: list[Tree] | BaseException) -> None:
+    """Has later closures take the elements of one that does not run."""
+    if not isinstance(elements, BaseException):
+        for key, element in reversed([*zip(head["iterators"], elements)]):
+            session.iterators[key]._push_back(element)
 
 
 def _elements(session: _Session, head: Mapping[str, Any]) -> list[Tree]:

@@ -8,11 +8,11 @@ import itertools
 import sys
 import threading
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import cast
+from typing import Protocol, cast
 
-from replicax._base import tracebacks
-from replicax._base.errors import JobError, UnavailableError
+from replicax._base.errors import UnavailableError
 from replicax._parameter_server.closures import Closure, ClosureQueue
 from replicax._parameter_server.cluster import Cluster
 from replicax._parameter_server.datasets import PerWorkerDistributedIterator
@@ -29,7 +29,20 @@ from replicax._transport.service import local_service
 _CHANGES_TYPES = ("replicax.tf",)  # modules after whose import datasets and functions make other types
 _SLOTS = 2  # closures that a worker has at a time: one runs, the next is at hand
 _PATIENCE = 1.0  # seconds between two looks whether the coordinator was closed meanwhile
-_MOST_LOST = 10  # workers that may be lost while they run one closure, before it is taken for the cause
+MOST_LOST = 10  # workers that may be lost while they run one closure, before it is taken for the cause
+
+
+class Sent(Protocol):
+    """What a worker keeps, under its key."""
+
+    key: str
+
+
+class SentObject(Sent, Protocol):
+    """What a worker makes of an object."""
+
+    @property
+    def source(self) -> object: ...
 
 
 class _Gone(Exception):
@@ -42,14 +55,19 @@ class _Session:
     Attributes:
         name: by which the worker knows it.
         platform: the kind of devices that the worker computes on.
-        sent: the keys of the programs, datasets and iterators that it has.
+        sent: the programs, datasets and the like that it has, by their keys.
+        begun: the closures that it has, in the order of their turns.
+        lost: whether it has ended.
+        last: the closure that it ran then, if any.
     """
 
     def __init__(self, name: str, platform: str):
         self.name, self.platform = name, platform
-        self.sent: set[str] = set()
+        self.sent: dict[str, weakref.ref[object]] = {}
         self.turns = itertools.count()
+        self.begun: list[Closure] = []
         self.lost = False
+        self.last: list[Closure] = []
         self.sending = threading.RLock()  # held while programs and datasets are sent
 
 
@@ -73,7 +91,7 @@ class WorkerLink:
         self._is_local = local_service(self._peer.address) is not None
         self._session: _Session | None = None
         self._opening = threading.Lock()
-        self._reported = False  # whether it was told that the worker refuses
+        self._changing = threading.Lock()  # held while it is noted that a session has begun or ended
         for _ in range(_SLOTS):
             threading.Thread(target=self._serve, name=f"replicax-worker-{index}", daemon=True).start()
 
@@ -94,16 +112,17 @@ class WorkerLink:
                     return self._session
                 try:
                     self._peer.wait_until_ready(_PATIENCE)
-                    self._session = self._begun()
-                    self._queue.joined(self)
-                    return self._session
-                except JobError as error:  # it is there, and refuses
-                    if not self._reported:
-                        self._reported = True
-                        tracebacks.warn(f"The coordinator cannot use {self!r}: {error}")
-                    threading.Event().wait(_PATIENCE)
+                    session = self._begun()
+                    with self._changing:
+                        self._session = session
+                        if not session.lost:
+                            self._queue.joined(self)
+                            return session
                 except (UnavailableError, TimeoutError):
                     pass
+                except Exception as error:  # it is there, and refuses
+                    self._queue.refuses(self, str(error))
+                    threading.Event().wait(_PATIENCE)
         return None
 
     def _begun(self) -> _Session:
@@ -122,8 +141,10 @@ class WorkerLink:
         return session
 
     def _lose(self, session: _Session) -> None:
-        session.lost = True
-        self._queue.left(self)
+        with self._changing:  # else it might be noted when the next session has begun
+            if not session.lost:
+                session.last, session.lost = session.begun[:1], True
+                self._queue.left(self)
 
     def _call(
         self, session: _Session, method: str, head: Mapping[str, object], arrays: Sequence[object] = ()
@@ -141,20 +162,25 @@ class WorkerLink:
     def _serve(self) -> None:
         """Hands closures to the worker, until the coordinator is closed."""
         while (session := self._open()) is not None:
-            closure = self._queue.take(self)
-            if closure is None:
-                return
-            try:
-                self._run(session, cast(ScheduledCall, closure))
-            except _Gone:
-                self._again(closure)
-            except BaseException as error:
-                self._queue.failed(closure, self, error)
+            self._serve_one(session)
+
+    def _serve_one(self, session: _Session) -> None:
+        closure = self._queue.take(self)
+        if closure is None:
+            return
+        if session.lost:
+            return self._queue.put_back(closure, self)
+        try:
+            self._run(session, cast(ScheduledCall, closure))
+        except _Gone:
+            closure.lost += closure in (session.last or [closure])  # others only waited for their turn there
+            self._again(closure)
+        except BaseException as error:
+            self._queue.failed(closure, self, error)
 
     def _again(self, closure: Closure) -> None:
         """Has a closure run again, whose worker was lost."""
-        closure.lost += 1
-        if closure.lost < _MOST_LOST:
+        if closure.lost < MOST_LOST:
             self._queue.put_back(closure, self)
         else:
             error = UnavailableError(
@@ -173,26 +199,32 @@ class WorkerLink:
         if "cancelled" in answer:
             return self._queue.cancelled(closure, self)
         if "over" in answer:
-            closure.value._set(OVER)
-            return self._queue.ended(closure, self)
+            return self._queue.ended(closure, self, OVER)
         count = answer["results"]
         if len(arrays) > count:
             closure.plan.call_back(arrays[count:])
-        closure.value._set(closure.plan.result(arrays[:count]))
-        self._queue.ended(closure, self)
+        self._queue.ended(closure, self, closure.plan.result(arrays[:count]))
 
     def _answer(self, session: _Session, closure: ScheduledCall, head: Mapping[str, object]) -> Answer:
         """Returns what the worker makes of a closure."""
         with session.sending:  # what its worker lacks comes before it, and those that follow it come after it
             iterators = [self._sent_iterator(session, iterator) for iterator in closure.iterators()]
             for value in closure.values:
-                self._send(session, "value", value.key, value.source)
+                self._send_object(session, "value", value)
             self._send_plan(session, closure.plan)
             head = {**head, "iterators": iterators, "turn": next(session.turns)}
+            session.begun.append(closure)
+        try:
+            return self._in_turn(session, closure, head)
+        finally:
+            session.begun.remove(closure)
+
+    def _in_turn(self, session: _Session, closure: ScheduledCall, head: Mapping[str, object]) -> Answer:
         while True:
-            places, given = closure.arrays()
-            now = {"plan": closure.plan.key, "done": self._cluster.numbers.done, "values": places}
-            answer, arrays = self._call(session, "run", {**head, **now}, given)
+            with self._dropping(session, head):  # arguments may turn out to be such as cannot be sent
+                places, given = closure.arrays()
+                now = {"plan": closure.plan.key, "done": self._cluster.numbers.done, "values": places}
+                answer, arrays = self._call(session, "run", {**head, **now}, given)
             if "undecided" in answer:
                 return self._decided(session, head, functools.partial(closure.plan.call_back, arrays))
             if "kinds" not in answer:
@@ -221,34 +253,51 @@ class WorkerLink:
 
     # Programs and datasets.
 
-    def _send_plan(self, session: _Session, plan: Plan) -> None:
-        if plan.key not in session.sent:
-            head, arrays = plan.for_worker(session.platform, self._is_local)
-            self._call(session, "plan", {"key": plan.key, **head}, arrays)
-            session.sent.add(plan.key)
+    def _send(
+        self,
+        session: _Session,
+        method: str,
+        thing: Sent,
+        head: Mapping[str, object],
+        arrays: Sequence[object] = (),
+    ) -> None:
+        """Sends what the worker keeps from then on; it forgets what is no more here."""
+        gone = [key for key, known in session.sent.items() if known() is None]
+        self._call(session, method, {"key": thing.key, "forget": gone, **head}, arrays)
+        session.sent[thing.key] = weakref.ref(thing)
+        for key in gone:
+            del session.sent[key]
 
-    def _send(self, session: _Session, method: str, key: str, source: object) -> None:
-        """Sends an object that the worker keeps, if it does not have it."""
-        if key not in session.sent:
-            head, arrays = packed(source, self._is_local)
-            self._call(session, method, {"key": key, **head}, arrays)
-            session.sent.add(key)
+    def _send_plan(self, session: _Session, plan: Plan) -> None:
+        with session.sending:
+            if plan.key not in session.sent:
+                head, arrays = plan.for_worker(session.platform, self._is_local)
+                self._send(session, "plan", plan, head, arrays)
+
+    def _send_object(self, session: _Session, method: str, thing: SentObject) -> None:
+        """Sends what workers make of a Python object, if the worker does not have it."""
+        if thing.key not in session.sent:
+            head, arrays = packed(thing.source, self._is_local)
+            self._send(session, method, thing, head, arrays)
 
     def _sent_iterator(self, session: _Session, iterator: PerWorkerDistributedIterator) -> str:
         with session.sending:
             dataset = iterator.dataset
-            self._send(session, "dataset", dataset.key, dataset.source)
+            self._send_object(session, "dataset", dataset)
             if iterator.key not in session.sent:
-                self._call(session, "iterator", {"key": iterator.key, "dataset": dataset.key})
-                session.sent.add(iterator.key)
+                self._send(session, "iterator", iterator, {"dataset": dataset.key})
         return iterator.key
 
-    def kinds_of(self, iterator: PerWorkerDistributedIterator) -> Kinds:
-        """Returns the shapes and dtypes of the worker's next element."""
-        session = self._open()
-        assert session is not None
-        key = self._sent_iterator(session, iterator)
-        answer, _ = self._call(session, "peek", {"iterator": key})
+    def kinds_of(self, iterator: PerWorkerDistributedIterator) -> Kinds | None:
+        """Returns the shapes and dtypes of the worker's next element; None where the worker is lost meanwhile."""
+        session = self._session
+        if session is None:
+            return None
+        try:
+            key = self._sent_iterator(session, iterator)
+            answer, _ = self._call(session, "peek", {"iterator": key})
+        except _Gone:
+            return None
         return _kinds([answer["kinds"]])[0]
 
 

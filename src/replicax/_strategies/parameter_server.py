@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from replicax._cluster.resolver import ClusterResolver
 from replicax._cluster.spec import ClusterSpec
 from replicax._collectives import cross_device_ops
 from replicax._input.placement import Placement
-from replicax._parameter_server.cluster import Cluster
+from replicax._parameter_server.cluster import Cluster, aside
 from replicax._parameter_server.coordinator import ClusterCoordinator
 from replicax._parameter_server.cut_types import Part
 from replicax._parameter_server.places import whole
@@ -143,6 +144,7 @@ class ParameterServerStrategy(Strategy):
         self._cluster = Cluster(spec)
         self._cluster.runner = RunsHere(self._cluster)
         self._cluster_coordinator = None
+        weakref.finalize(self, aside, self._cluster.close)
         super().__init__(ParameterServerExtended(self, cluster_resolver, self._cluster, variable_partitioner))
 
     def __reduce__(self) -> Any:  # type: ignore[override]

@@ -6,12 +6,12 @@ import builtins
 import contextlib
 import importlib
 import pickle
+import sys
 import traceback
 from typing import Any
 
 import numpy as np
 
-from replicax._base import errors as base_errors
 from replicax._base.errors import DeadlineExceededError, JobError, UnavailableError
 
 
@@ -76,8 +76,8 @@ def _by_name(head: dict[str, Any]) -> Exception:
     kind = None
     if head["module"] == "builtins":
         kind = getattr(builtins, head["type"], None)
-    elif head["module"] in (base_errors.__name__, __name__):
-        kind = globals().get(head["type"]) or getattr(base_errors, head["type"], None)
+    elif head["module"].startswith("replicax."):
+        kind = getattr(sys.modules.get(head["module"]), head["type"], None)
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:
             return kind(head["text"])

@@ -1,0 +1,569 @@
+"""Tasks that are killed, stopped or cut off, and closures that fail; each program has a deadline."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+from ps_clusters import ENVIRONMENT
+
+HEAD = """
+    import contextlib, gc, os, selectors, signal, subprocess, sys, threading, time, weakref
+    import jax, jax.numpy as jnp, numpy as np, optax
+    import replicax as rx
+    import replicax.tf as tf
+    from ps_clusters import Cluster
+    from replicax.coordinator import ClusterCoordinator
+    def raised(function, *args, **kwargs):
+        try:
+            return "nothing", function(*args, **kwargs), ""
+        except Exception as error:
+            return type(error).__name__, str(error), "".join(getattr(error, "__notes__", ()))
+    def counting(cluster, value=0):
+        with cluster.strategy.scope():
+            count = rx.Variable(value)
+        @rx.function
+        def step():
+            count.assign_add(1)
+            return count.read_value()
+        return count, step
+    def first_to_speak(cluster):  # which of two workers has printed something, and the other
+        with selectors.DefaultSelector() as selector:
+            for index in range(2):
+                selector.register(cluster.tasks["worker", index].stdout, selectors.EVENT_READ, index)
+            (key, _), *_ = selector.select()
+        return key.data, 1 - key.data
+"""
+
+# Workers that say when they are about to update, and when they have; a line of input lets them go on after the first.
+UPDATES = """
+    import os, sys
+    from replicax._parameter_server import execution
+    real = execution.update
+    def update(*args):
+        print("updates", flush=True)
+        assert sys.stdin.readline()
+        try:
+            found = real(*args)
+        except Exception as error:
+            print(f"failed: {error}", flush=True)
+            raise
+        print("updated", flush=True)
+        assert sys.stdin.readline()
+        return found
+    execution.update = update
+"""
+
+
+@pytest.fixture
+def run(run_python):
+    def run(code, **env):
+        program = textwrap.dedent(HEAD) + textwrap.dedent(code)
+        done = run_python(program, env={**ENVIRONMENT, "UPDATES": UPDATES, **env}, timeout=180)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+# Workers that go and come.
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_closure_whose_worker_is_killed_runs_again_and_updates_once(run, moment):
+    """Killed before its update, or when that has arrived and the answer has not."""
+    run(f"""
+        with Cluster(workers=2, servers=2, processes=True, hooks={{"worker": os.environ["UPDATES"]}}) as cluster:
+            co = cluster.coordinator
+            with cluster.strategy.scope():
+                first, second = rx.Variable(0), rx.Variable(0)
+            @rx.function
+            def step():
+                first.assign_add(1)
+                second.assign_add(1)
+                return first.read_value()
+            value = co.schedule(step)
+            one, other = first_to_speak(cluster)
+            assert cluster.line("worker", one) == "updates"
+            if {moment == "after"}:
+                cluster.say("worker", one)
+                assert cluster.line("worker", one) == "updated"
+            cluster.kill("worker", one)
+            for line in ("updates", "updated"):
+                assert cluster.line("worker", other) == line
+                cluster.say("worker", other)
+            assert value.fetch() == 1
+            co.join()
+            assert first.numpy() == second.numpy() == 1, (first.numpy(), second.numpy())
+    """)
+
+
+def test_a_worker_that_wakes_up_late_updates_nothing(run):
+    run("""
+        with Cluster(workers=2, servers=1, processes=True, hooks={"worker": os.environ["UPDATES"]}) as cluster:
+            co = cluster.coordinator
+            count, step = counting(cluster)
+            value = co.schedule(step)
+            one, other = first_to_speak(cluster)
+            assert cluster.line("worker", one) == "updates"
+            cluster.kill("worker", one, signal.SIGSTOP)
+            for line in ("updates", "updated"):
+                assert cluster.line("worker", other) == line
+                cluster.say("worker", other)
+            assert value.fetch() == 1
+            co.join()
+            cluster.say("worker", one)
+            cluster.kill("worker", one, signal.SIGCONT)
+            late = cluster.line("worker", one)
+            assert late.startswith(("updated", "failed")), late
+            assert count.numpy() == 1, (count.numpy(), late)
+    """)
+
+
+def test_a_worker_that_comes_back_gets_programs_and_datasets_again(run):
+    """Also one that was killed while it had nothing to do."""
+    run("""
+        with Cluster(workers=1, servers=1, processes=True) as cluster:
+            co = cluster.coordinator
+            count, step = counting(cluster)
+            data = iter(co.create_per_worker_dataset(lambda: rx.data.Dataset.range(5)))
+            @rx.function
+            def of_data(iterator):
+                step()
+                return next(iterator)
+            for restarts in range(3):
+                assert [int(co.schedule(of_data, args=(data,)).fetch()) for _ in range(3)] == [0, 1, 2]
+                assert count.numpy() == 3 * (restarts + 1)
+                if restarts < 2:
+                    cluster.restart("worker", 0)
+    """)
+
+
+def test_nothing_is_lost_or_counted_twice_when_workers_are_killed(run):
+    run("""
+        with Cluster(workers=3, servers=1, processes=True) as cluster:
+            co = cluster.coordinator
+            count, step = counting(cluster)
+            values = [co.schedule(step) for _ in range(400)]
+            values[30].fetch()
+            cluster.kill("worker", 0)
+            values[100].fetch()
+            cluster.start("worker", 0)
+            cluster.wait_until_up("worker", 0)
+            cluster.kill("worker", 0)
+            co.join()
+            assert count.numpy() == 400, count.numpy()
+            assert sorted(map(int, co.fetch(values))) == list(range(1, 401))
+    """)
+
+
+def test_without_workers_a_program_waits_says_so_and_ends_with_an_error(run):
+    done = run(
+        """
+        from replicax._parameter_server import closures
+        closures._REMINDER = 1.0
+        with Cluster(workers=2, servers=1, processes=True) as cluster:
+            co = cluster.coordinator
+            count, step = counting(cluster)
+            assert co.schedule(step).fetch() == 1
+            cluster.kill("worker", 0)
+            cluster.kill("worker", 1)
+            value = co.schedule(step)
+            for wait in (co.join, value.fetch):
+                kind, text, _ = raised(wait)
+                assert kind == "UnavailableError" and "REPLICAX_START_TIMEOUT" in text and "1 scheduled" in text, text
+            cluster.start("worker", 1)
+            cluster.wait_until_up("worker", 1)
+            assert value.fetch() == 2
+            co.join()
+    """,
+        REPLICAX_START_TIMEOUT="8",
+    )
+    assert "No worker is there" in done.stderr
+
+
+def test_a_closure_that_ends_every_worker_is_an_error_after_ten(run):
+    run("""
+        from replicax._parameter_server import worker_links
+        worker_links.MOST_LOST = 2
+        def data():
+            def generate():
+                os.kill(os.getpid(), signal.SIGKILL)
+                yield np.float32(1)
+            return rx.data.Dataset.from_generator(generate, output_signature=rx.TensorSpec([]))
+        with Cluster(workers=3, servers=1, processes=True) as cluster:
+            co = cluster.coordinator
+            iterator = iter(co.create_per_worker_dataset(data))
+            take = rx.function(lambda it: next(it))
+            _, step = counting(cluster)
+            co.schedule(take, args=(iterator,))
+            kind, text, _ = raised(co.join)
+            assert kind == "UnavailableError" and "lost 2 times" in text, text
+            assert co.schedule(step).fetch() == 1  # the third worker
+    """)
+
+
+# Parameter servers.
+
+
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
+def test_a_parameter_server_that_is_gone_is_named_by_every_call(run, number):
+    run(f"""
+        with Cluster(workers=2, servers=2, processes=True) as cluster:
+            co = cluster.coordinator
+            with cluster.strategy.scope():
+                variables = [rx.Variable(0), rx.Variable(0)]
+            @rx.function
+            def step():
+                for variable in variables:
+                    variable.assign_add(1)
+            @rx.function
+            def other():
+                return variables[1].assign_add(1)
+            for _ in range(50):
+                co.schedule(step)
+            co.join()
+            values = [co.schedule(step) for _ in range(2000)]
+            cluster.kill("ps", 1, signal.{number})
+            def check(function, *args):
+                kind, text, _ = raised(function, *args)
+                assert kind == "UnavailableError" and "arameter server 1 at" in text, (function, kind, text)
+            check(co.join)
+            check(values[-1].fetch) if raised(values[-1].fetch)[0] != "CancelledError" else None
+            for _ in range(2):
+                for function in (co.join, co.done, variables[1].numpy):
+                    check(function)
+                check(co.schedule, step)
+                check(co.schedule, other)
+                check(variables[1].assign, 1)
+                check(step)
+    """)
+
+
+# The coordinator.
+
+
+def test_a_coordinator_that_is_killed_leaves_nothing_behind_and_another_may_come(run):
+    run("""
+        server = '''
+            from replicax._parameter_server.parameter_server import ParameterServer
+            forget = ParameterServer._forget
+            def forgets(self, owner):
+                forget(self, owner)
+                print("forgotten", flush=True)
+            ParameterServer._forget = forgets
+        '''
+        worker = '''
+            from replicax._parameter_server.worker import Worker
+            end = Worker._end
+            def ends(self, name):
+                end(self, name)
+                print("ended", flush=True)
+            Worker._end = ends
+        '''
+        program = '''
+        import sys, json
+        import jax.numpy as jnp
+        import replicax as rx
+        from replicax.coordinator import ClusterCoordinator
+        resolver = rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec(json.loads(sys.argv[1])), rpc_layer="grpc")
+        strategy = rx.ParameterServerStrategy(resolver)
+        with strategy.scope():
+            large = rx.Variable(jnp.zeros(40_000_000))
+            count = rx.Variable(0)
+        co = ClusterCoordinator(strategy)
+        step = rx.function(lambda: count.assign_add(1))
+        co.schedule(step).fetch()
+        for _ in range(10_000):
+            co.schedule(step)
+        print("up", flush=True)
+        co.join()
+        '''
+        import json, textwrap
+        def megabytes(task):
+            with open(f"/proc/{task.pid}/statm") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+        with Cluster(workers=1, servers=1, processes=True, hooks={"ps": server, "worker": worker}) as cluster:
+            before = megabytes(cluster.tasks["ps", 0])
+            command = [sys.executable, "-c", textwrap.dedent(program), json.dumps(cluster.spec)]
+            killed = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+            killed.stdout.readline()
+            during = megabytes(cluster.tasks["ps", 0])
+            killed.kill()
+            killed.wait()
+            assert cluster.line("ps", 0) == "forgotten"
+            assert cluster.line("worker", 0) == "ended"
+            after = megabytes(cluster.tasks["ps", 0])
+            assert during - before > 150 and during - after > 130, (before, during, after)
+            count, step = counting(cluster)
+            assert cluster.coordinator.schedule(step).fetch() == 1
+    """)
+
+
+def test_two_coordinators_use_the_same_tasks_at_once(run):
+    run("""
+        with Cluster(workers=2, servers=2, processes=True) as cluster:
+            second = rx.ParameterServerStrategy(cluster.strategy.cluster_resolver)
+            values = []
+            for strategy in (cluster.strategy, second):
+                co = ClusterCoordinator(strategy)
+                with strategy.scope():
+                    count = rx.Variable(0)
+                def step(count=count):
+                    return count.assign_add(1)
+                step = rx.function(step)
+                values.append((co, count, [co.schedule(step) for _ in range(100)]))
+            for co, count, found in values:
+                co.join()
+                assert count.numpy() == 100
+            second._cluster.close()
+            co, count, _ = values[0]
+            assert co.schedule(rx.function(lambda: count.assign_add(1))).fetch() == 101
+    """)
+
+
+# Closures that fail, in one process.
+
+
+def test_an_error_cancels_what_waits_and_is_raised_once_more(run):
+    run("""
+        with Cluster(workers=1) as cluster:
+            co = cluster.coordinator
+            count, step = counting(cluster)
+            begun, go = threading.Event(), threading.Event()
+            def blocked():
+                def generate():
+                    begun.set()
+                    go.wait()
+                    yield np.float32(1)
+                return rx.data.Dataset.from_generator(generate, output_signature=rx.TensorSpec([]))
+            waits = rx.function(lambda it: next(it))
+            @tf.function
+            def bad(x):
+                tf.debugging.assert_equal(x, 2, message="went wrong")
+                return x
+            for call in (co.join, co.done, lambda: co.schedule(step)):
+                begun.clear(), go.clear()
+                iterator = iter(co.create_per_worker_dataset(blocked))
+                values = [co.schedule(waits, args=(iterator,))]
+                begun.wait()
+                values += [co.schedule(bad, args=(tf.constant(1),)) for _ in range(2)]
+                values += [co.schedule(step) for _ in range(3)]
+                go.set()
+                for _ in range(2):
+                    kind, text, _ = raised(values[1].fetch)
+                    assert kind == "InvalidArgumentError" and "went wrong" in text
+                for value in values[2:]:
+                    assert raised(value.get)[0] == "CancelledError"
+                assert values[0].fetch() == 1.0
+                assert raised(call)[:1] == ("InvalidArgumentError",)
+                co.join()
+                assert co.done()
+                assert count.numpy() == 0
+            assert co.schedule(step).fetch() == 1
+            assert not co._queue._running and not co._queue._waiting and not cluster.strategy._cluster.numbers._open
+    """)
+
+
+def test_errors_while_tracing_are_raised_by_schedule_and_leave_nothing_behind(run):
+    run("""
+        with Cluster(workers=1) as cluster:
+            co = cluster.coordinator
+            count, step = counting(cluster)
+            @rx.function
+            def wrong(x):
+                count.assign_add(1)
+                return x @ x
+            kind, text, _ = raised(co.schedule, wrong, args=(jnp.ones(3, "int32").reshape(1, 3),))
+            assert kind == "InvalidOperandError", (kind, text)
+            here = rx.data.Dataset.range(3)
+            kind, text, _ = raised(co.schedule, rx.function(lambda it: next(it)), args=(iter(here),))
+            assert kind in ("TypeError", "RuntimeError"), (kind, text)
+            co.join()
+            assert co.done() and count.numpy() == 0
+            assert not cluster.strategy._cluster.numbers._open
+            assert co.schedule(step).fetch() == 1
+    """)
+
+
+def test_an_element_of_another_shape_that_cannot_be_traced_fails_its_closure_alone(run):
+    run("""
+        with Cluster(workers=1) as cluster:
+            co = cluster.coordinator
+            count, step = counting(cluster)
+            def data():
+                return rx.data.Dataset.from_tensor_slices(np.arange(10.0, dtype="f4")).batch(4)  # 4, 4 and 2 elements
+            @rx.function
+            def only_four(iterator):
+                count.assign_add(1)
+                return next(iterator) + jnp.arange(4.0)
+            iterator = iter(co.create_per_worker_dataset(data))
+            assert co.schedule(only_four, args=(iterator,)).fetch().tolist() == [0.0, 2.0, 4.0, 6.0]
+            assert co.schedule(only_four, args=(iterator,)).fetch().tolist() == [4.0, 6.0, 8.0, 10.0]
+            kind, text, _ = raised(co.schedule(only_four, args=(iterator,)).fetch)
+            assert kind == "InvalidOperandError", (kind, text)
+            assert raised(co.join)[0] == "InvalidOperandError"
+            assert count.numpy() == 2
+            kind, _, _ = raised(co.schedule(only_four, args=(iterator,)).fetch)
+            assert kind == "OutOfRangeError", kind
+            assert raised(co.join)[0] == "OutOfRangeError"
+            assert co.schedule(step).fetch() == 3
+    """)
+
+
+def test_closures_before_the_end_of_a_dataset_are_not_cancelled_by_it(run):
+    run("""
+        with Cluster(workers=1) as cluster:
+            co = cluster.coordinator
+            with cluster.strategy.scope():
+                total = rx.Variable(0.0)
+            step = rx.function(lambda it: total.assign_add(next(it)))
+            for round in range(10):
+                total.assign(0.0)
+                iterator = iter(co.create_per_worker_dataset(lambda: rx.data.Dataset.range(10).map(jnp.float32)))
+                while raised(co.schedule, step, args=(iterator,))[0] == "nothing":
+                    pass
+                assert total.numpy() == 45.0, (round, total.numpy())
+                assert raised(co.join)[0] in ("nothing", "OutOfRangeError")
+    """)
+
+
+def test_an_argument_that_cannot_be_sent_fails_and_leaves_the_worker_usable(run):
+    run("""
+        with Cluster(workers=1) as cluster:
+            co = cluster.coordinator
+            count, step = counting(cluster)
+            begun, go = threading.Event(), threading.Event()
+            def blocked():
+                def generate():
+                    begun.set()
+                    go.wait()
+                    yield np.float32(1)
+                return rx.data.Dataset.from_generator(generate, output_signature=rx.TensorSpec([]))
+            waits = rx.function(lambda it: next(it))
+            first = co.schedule(waits, args=(iter(co.create_per_worker_dataset(blocked)),))
+            begun.wait()
+            link = co._links[0]
+            add = rx.function(lambda x: x + 1)
+            assert not link._session.lost
+            gone = jnp.ones(3)
+            value = co.schedule(add, args=(gone,))
+            gone.delete()
+            go.set()
+            assert first.fetch() == 1.0
+            kind, text, _ = raised(value.fetch)
+            assert kind == "RuntimeError" and "deleted" in text, (kind, text)
+            raised(co.join)
+            assert [int(co.schedule(step).fetch()) for _ in range(4)] == [1, 2, 3, 4]
+    """)
+
+
+def test_what_is_gone_in_the_coordinators_process_is_dropped_by_its_tasks(run):
+    """Functions with their programs, datasets with their iterators, and at last the strategy."""
+    run("""
+        def tasks(cluster, job, number):
+            return [server._tasks[number] for server in cluster._local if server.server_def.job_name == job]
+        def use(cluster, count):
+            co = cluster.coordinator
+            numbers = co.create_per_worker_dataset(lambda: rx.data.Dataset.range(10))
+            step = rx.function(lambda it: count.assign_add(1) + jnp.int32(next(it)))
+            assert co.schedule(step, args=(iter(numbers),)).fetch() > 0
+            co.join()
+        def programs():
+            owners = [owner for server in servers for owner in server._owners.values()]
+            sessions = [session for worker in workers for session in worker._sessions.values()]
+            kept = [(s.plans, s.datasets, s.iterators) for s in sessions]
+            return sum(len(owner.programs) for owner in owners), [len(each) for (three,) in [kept] for each in three]
+        cluster = Cluster(workers=1, servers=2)
+        servers, workers = tasks(cluster, "ps", 0), tasks(cluster, "worker", 1)
+        count, _ = counting(cluster)
+        for _ in range(5):
+            use(cluster, count)
+            gc.collect()
+        assert programs() == (1, [1, 1, 1]), programs()
+        ended = threading.Semaphore(0)
+        for worker in workers:
+            for session in worker._sessions.values():
+                weakref.finalize(session, ended.release)
+        for server in servers:
+            for owner in server._owners.values():
+                weakref.finalize(owner, ended.release)
+        session = owner = None
+        gone = weakref.ref(cluster.coordinator), weakref.ref(cluster.strategy)
+        local = cluster._local
+        del cluster, count, _
+        gc.collect()
+        assert [ref() for ref in gone] == [None, None]
+        for _ in range(3):
+            assert ended.acquire(timeout=60)
+    """)
+
+
+def test_ctrl_c_while_waiting_leaves_the_coordinator_usable(run):
+    run("""
+        with Cluster(workers=1) as cluster:
+            co = cluster.coordinator
+            count, step = counting(cluster)
+            begun, go = threading.Event(), threading.Event()
+            def blocked():
+                def generate():
+                    for _ in range(2):
+                        begun.set()
+                        go.wait()
+                        yield np.float32(1)
+                return rx.data.Dataset.from_generator(generate, output_signature=rx.TensorSpec([]))
+            waits = rx.function(lambda it: next(it))
+            iterator = iter(co.create_per_worker_dataset(blocked))
+            for _ in range(2):
+                begun.clear(), go.clear()
+                value = co.schedule(waits, args=(iterator,))
+                for wait in (co.join, value.fetch):
+                    begun.wait()
+                    here = threading.main_thread().ident
+                    interrupt = threading.Timer(0.2, signal.pthread_kill, [here, signal.SIGINT])
+                    interrupt.start()
+                    try:
+                        wait()
+                    except KeyboardInterrupt:
+                        pass
+                    else:
+                        raise AssertionError("not interrupted")
+                go.set()
+                assert value.fetch() == 1.0
+                co.join()
+            assert co.schedule(step).fetch() == 1
+    """)
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_program_may_end_while_functions_run(run, processes):
+    run(f"""
+        cluster = Cluster(workers=2, servers=1, processes={processes})
+        import atexit
+        for task in cluster.tasks.values():
+            atexit.register(task.kill)
+        co = cluster.coordinator
+        count, step = counting(cluster)
+        values = [co.schedule(step) for _ in range(3000)]
+        values[50].fetch()
+    """)
+
+
+def test_many_threads_schedule_and_fetch(run):
+    run("""
+        with Cluster(workers=3, servers=2) as cluster:
+            co = cluster.coordinator
+            count, step = counting(cluster)
+            found = []
+            def work(number):
+                values = [co.schedule(step) for _ in range(20)]
+                values.append(co.schedule(rx.function(lambda: count.assign_add(1))))
+                co.join()
+                found.extend(map(int, co.fetch(values)))
+            threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert sorted(found) == list(range(1, 16 * 21 + 1)) and count.numpy() == 16 * 21
+    """)
