@@ -242,3 +242,59 @@ def test_an_address_that_is_taken_or_not_of_this_machine_is_named(run):
         assert isinstance(error, OSError) and f"listen at {first.address}" in str(error), error
         assert "another program listens there" in str(error), error
         """)
+
+
+def test_a_service_can_be_stopped_by_a_call_and_ends_those_under_way(run):
+    run("""
+        import os, threading
+        from tasks import echo, raised, started
+        def start():
+            from replicax._transport.service import Service
+            def stop(request):
+                service.stop()
+                return {}, []
+            def forever(request):
+                os.write(writing, b"b")
+                threading.Event().wait()
+            service = Service("127.0.0.1:0", {"stop": stop, "forever": forever})
+            service.start()
+            return service.address
+        reading, writing = os.pipe()
+        with started(start) as other:
+            from replicax._base.errors import UnavailableError
+            from replicax._transport.peer import connect
+            peer, found, lost = connect(other.address), [], threading.Event()
+            thread = threading.Thread(target=lambda: found.append(raised(lambda: peer.call("forever"))))
+            thread.start()
+            assert os.read(reading, 1) == b"b"
+            peer.watch(lambda error: lost.set())
+            found.append(raised(lambda: peer.call("stop")))
+            thread.join(60)
+            assert lost.wait(60) and len(found) == 2
+            assert all(isinstance(error, UnavailableError) and other.address in str(error) for error in found), found
+            peer.close()
+        """)
+
+
+def test_closing_a_peer_ends_its_calls_and_waits(run):
+    run("""
+        import os, threading
+        from tasks import raised, task
+        reading, writing = os.pipe()
+        def forever(request):
+            os.write(writing, b"b")
+            threading.Event().wait()
+        with task({"forever": forever}) as other:
+            from replicax._transport.peer import connect
+            found = []
+            def ends(peer, call, begun):
+                thread = threading.Thread(target=lambda: found.append(raised(call)))
+                thread.start()
+                begun()
+                peer.close()
+                thread.join(60)
+                assert "was closed here" in str(found.pop())
+            peer, nobody = connect(other.address), connect("127.0.0.1:1")
+            ends(peer, lambda: peer.call("forever"), lambda: os.read(reading, 1))
+            ends(nobody, nobody.wait_until_ready, lambda: None)
+        """)
