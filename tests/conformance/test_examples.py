@@ -93,3 +93,18 @@ def test_parameter_servers_train_a_recommender_and_a_second_run_goes_on(tmp_path
     for text in (launched.stdout, alone.stdout):
         popular, found = map(float, re.findall(r"^.*hits of .*: ([\d.]+)$", text, re.MULTILINE))
         assert found > 1.2 * popular
+
+
+@pytest.mark.parametrize("launched", [False, True], ids=["one process", "processes"])
+def test_the_tutorial_on_parameter_servers_trains(launched):
+    """TensorFlow's, with Keras: `fit`, a loop of its own, and evaluation by the coordinator and by the workers."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("REPLICAX_", "KERAS_"))}
+    env |= {"REPLICAX_JOB_SECRET": os.environ["REPLICAX_JOB_SECRET"]}
+    by_launcher = ["-m", "replicax.launch", "--workers", "3", "--ps", "2"] if launched else []
+    command = [sys.executable, *by_launcher, str(EXAMPLES / "parameter_server_keras.py")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "parts of the table: ['/job:ps/replica:0/task:0" in done.stdout
+    assert re.search(r"Model.fit: loss [\d.]+, then 0\.\d+", done.stdout), done.stdout
+    assert re.search(r"Finished epoch 3, accuracy is (1.0|0.9)", done.stdout), done.stdout
+    assert len(re.findall(r"Evaluation accuracy.*: (1.0|0.9)", done.stdout)) == 2, done.stdout

@@ -6,6 +6,7 @@ of the strategy that was current when it was made.
 | in Keras | what changes |
 |---|---|
 | `backend.Variable` | holds its value in a `replicax.Variable`; made inside of a traced step, it is made at once |
+| `backend.Variable.variables` | new: the parts of one that is divided among parameter servers |
 | `BaseOptimizer.apply` | refused outside of replicas; may assign plain variables that live once |
 | `BaseOptimizer._clip_gradients` | gradients are summed over the replicas first, and then clipped |
 | `SeedGenerator.__init__`, `next` | each replica draws other numbers |
@@ -22,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -70,6 +71,7 @@ def join() -> None:
     kind = keras.src.backend.Variable
     kind._value = _Value(in_symbolic_scope)
     kind.__replicax_variable__ = property(_held)
+    kind.variables = property(_parts)
     foreign_state.wrap(kind, "__init__", _made_at_once)
     foreign_state.wrap(kind, "_deferred_initialize", _made_at_once)
     foreign_state.wrap(keras.Layer, "add_weight", _add_weight)
@@ -130,6 +132,14 @@ def _held(variable: keras.Variable) -> Variable | None:
                 slots["_replicax_held"] = _new_variable(variable, value)
     held: Variable | None = slots.get("_replicax_held")
     return held
+
+
+def _parts(variable: keras.Variable) -> Sequence[Variable]:
+    """Returns the parts of a variable that is divided among parameter servers."""
+    parts: Sequence[Variable] | None = getattr(_held(variable), "variables", None)
+    if parts is None:
+        raise AttributeError(f"{type(variable).__name__!r} object has no attribute 'variables': it is not divided.")
+    return parts
 
 
 def _new_variable(variable: keras.Variable, value: Tree) -> Variable:
