@@ -76,6 +76,17 @@ def test_nobody_begins_a_step_while_the_count_is_taken():
     assert passed == [True] and not gate.passes()
 
 
+def test_nobody_waits_for_an_order_of_a_process_0_that_has_ended():
+    gate = Gate()
+    gate.obey({"order": "hold", "reason": "worker 1 is to end"})
+    passed = []
+    thread = threading.Thread(target=lambda: passed.append(gate.passes()))
+    thread.start()
+    gate.let_go()
+    thread.join(60.0)
+    assert passed == [True]
+
+
 def test_a_process_that_has_ended_is_not_waited_for():
     agreement = Agreement()
     agreement.take(1, "noticed", {"reason": "worker 1 is to end", "grace": 0.0}, 0.0)

@@ -317,6 +317,7 @@ class Member(Monitor):
     def _decide(self, now: float) -> None:
         coordinator = self.peers[0]
         if coordinator.left:
+            GATE.let_go()
             if diagnosis := left(self.peers, now):
                 self._obey(diagnosis)
             elif (timeout := self._late()) is not None:
