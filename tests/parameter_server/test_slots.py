@@ -1,0 +1,75 @@
+"""Optimizers with their state on parameter servers: what a step of Optax and of Flax NNX moves."""
+
+from __future__ import annotations
+
+from ps_clusters import ENVIRONMENT
+
+PROGRAM = """
+import gc
+import jax, jax.numpy as jnp, numpy as np, optax
+import replicax as rx
+from flax import nnx
+from ps_clusters import Cluster
+from replicax._parameter_server.planner import Plan
+
+TABLE, HIDDEN = (1000, 16), (80, 8)
+rng = np.random.default_rng(0)
+ids, y = jnp.asarray(rng.integers(0, 1000, (32, 5)).astype("i4")), jnp.asarray(rng.normal(size=(32, 1)).astype("f4"))
+
+class Model(nnx.Module):
+    def __init__(self, rngs):
+        self.table, self.dropout = nnx.Embed(*TABLE, rngs=rngs), nnx.Dropout(0.3, rngs=rngs)
+        self.hidden, self.out = nnx.Linear(*HIDDEN, rngs=rngs), nnx.Linear(8, 1, rngs=rngs)
+
+    def __call__(self, ids):
+        rows = self.table(ids).reshape(ids.shape[0], -1)
+        return self.out(nnx.relu(self.dropout(self.hidden(rows))))
+
+partitioner = rx.experimental.partitioners.MinSizePartitioner(1 << 10, 2)
+with Cluster(workers=1, servers=2, partitioner=partitioner) as cluster:
+    coordinator, strategy = cluster.coordinator, cluster.strategy
+    with strategy.scope():
+        model = Model(nnx.Rngs(0))
+        by_nnx = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+        variables = [rx.Variable(jnp.zeros(shape)) for shape in (TABLE, HIDDEN, (8,))]
+        by_optax = rx.Optimizer(optax.adam(1e-2), variables)
+
+    _, *slots = by_optax.state._storage.places  # behind the count, the averages of the gradients and of their squares
+    assert [place.parts for place in slots] == [v._storage.places[0].parts for v in variables] * 2
+
+    @rx.function
+    def nnx_step(ids, y):
+        def replica(ids, y):
+            loss, gradients = nnx.value_and_grad(lambda model: jnp.mean((model(ids) - y) ** 2))(model)
+            by_nnx.update(model, gradients)
+            return loss
+        return strategy.run(replica, args=(ids, y))
+
+    @rx.function
+    def optax_step(ids, y):
+        def loss_of(table, hidden, bias):
+            return jnp.mean((table[ids].reshape(32, 80) @ hidden + bias - y) ** 2)
+        def replica():
+            values = [variable.value() for variable in variables]
+            loss, gradients = jax.value_and_grad(loss_of, (0, 1, 2))(*values)
+            by_optax.apply_gradients(list(gradients))
+            return loss
+        return strategy.run(replica)
+
+    for step in (nnx_step, optax_step):
+        losses = coordinator.fetch([coordinator.schedule(step, args=(ids, y)) for _ in range(10)])
+        assert min(losses[5:]) < losses[0], losses
+    plans = [plan for plan in gc.get_objects() if type(plan) is Plan]
+    assert len(plans) == 2
+    for plan in plans:
+        assert [gather.aval.shape for _, gather in plan.worker.gathers] == [(32, 5, 16)]
+        shapes = [place.kind.shape for place in plan.worker.reads]
+        assert TABLE not in shapes and shapes.count(HIDDEN) == 1, shapes
+        shipped = [kind.shape for each in plan.worker.shipped for kind in each.avals]
+        assert TABLE not in shipped and shipped.count(HIDDEN) == 1 and shipped.count((160, 16)) == 1, shipped
+"""
+
+
+def test_divided_slots_never_travel(run_python):
+    done = run_python(PROGRAM, env=ENVIRONMENT, timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
