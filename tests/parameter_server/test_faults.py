@@ -203,6 +203,40 @@ def test_a_closure_that_ends_every_worker_is_an_error_after_ten(run):
     """)
 
 
+def test_a_worker_with_another_secret_is_refused_and_the_error_says_so(run):
+    run(
+        """
+        with Cluster(workers=1, servers=1, processes=True) as cluster:
+            co = cluster.coordinator
+            count, step = counting(cluster)
+            assert co.schedule(step).fetch() == 1
+            given = dict(cluster._env)
+            cluster._env["REPLICAX_JOB_SECRET"] = "another"
+            cluster.restart("worker", 0)
+            value = co.schedule(step)
+            kind, text, _ = raised(value.fetch)
+            assert kind == "UnavailableError" and "another secret" in text and "worker 0 at" in text, text
+            cluster._env = given
+            cluster.restart("worker", 0)
+            assert value.fetch() == 2
+    """,
+        REPLICAX_START_TIMEOUT="10",
+    )
+
+
+def test_a_result_of_many_bytes_is_no_false_death(run):
+    run("""
+        with Cluster(workers=1, servers=1, processes=True) as cluster:
+            co = cluster.coordinator
+            with cluster.strategy.scope():
+                large = rx.Variable(np.zeros(25_000_000, "f4"))
+            step = rx.function(lambda: large.assign_add(jnp.ones(25_000_000)) * 1)
+            found = co.schedule(step).fetch()
+            assert found.nbytes == 100_000_000 and found.min() == found.max() == 1
+            assert large.numpy()[-1] == 1
+    """)
+
+
 # Parameter servers.
 
 
@@ -326,6 +360,7 @@ def test_two_coordinators_use_the_same_tasks_at_once(run):
 
 
 def test_an_error_cancels_what_waits_and_is_raised_once_more(run):
+    """Fact 142."""
     run("""
         with Cluster(workers=1) as cluster:
             co = cluster.coordinator
@@ -412,6 +447,7 @@ def test_an_element_of_another_shape_that_cannot_be_traced_fails_its_closure_alo
 
 
 def test_closures_before_the_end_of_a_dataset_are_not_cancelled_by_it(run):
+    """Fact 147."""
     run("""
         with Cluster(workers=1) as cluster:
             co = cluster.coordinator
