@@ -302,3 +302,20 @@ def test_per_worker_datasets_are_made_of_all_kinds_of_datasets(run, processes):
                 assert dataset.element_spec.dtype == np.int32
                 assert co.schedule(step, args=(iter(dataset),)).fetch().tolist() == first
     """)
+
+
+def test_one_worker_runs_closures_in_the_order_in_which_they_were_scheduled(run):
+    run("""
+        with Cluster(workers=1) as cluster:
+            co = cluster.coordinator
+            with cluster.strategy.scope():
+                last, inversions = rx.Variable(-1), rx.Variable(0)
+            @rx.function
+            def step(number):
+                inversions.assign_add((number < last.value()).astype(int))
+                last.assign(number)
+            for number in range(2000):
+                co.schedule(step, args=(jnp.asarray(number),))
+            co.join()
+            assert last.numpy() == 1999 and inversions.numpy() == 0, (last.numpy(), inversions.numpy())
+    """)

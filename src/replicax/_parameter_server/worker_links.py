@@ -68,6 +68,7 @@ class _Session:
         self.begun: list[Closure] = []
         self.lost = False
         self.last: list[Closure] = []
+        self.taking = threading.Lock()  # held while a closure is taken and gets its turn
         self.sending = threading.RLock()  # held while programs and datasets are sent
 
 
@@ -165,17 +166,27 @@ class WorkerLink:
             self._serve_one(session)
 
     def _serve_one(self, session: _Session) -> None:
-        closure = self._queue.take(self)
-        if closure is None:
-            return
-        if session.lost:
-            return self._queue.put_back(closure, self)
+        with session.taking:  # closures begin in the order in which they are taken
+            closure = cast("ScheduledCall | None", self._queue.take(self))
+            if closure is None:
+                return
+            if session.lost:
+                return self._queue.put_back(closure, self)
+            try:
+                begun = self._begin(session, closure)
+            except BaseException as error:
+                return self._gave_up(session, closure, error)
         try:
-            self._run(session, cast(ScheduledCall, closure))
-        except _Gone:
+            self._run(session, closure, begun)
+        except BaseException as error:
+            self._gave_up(session, closure, error)
+
+    def _gave_up(self, session: _Session, closure: Closure, error: BaseException) -> None:
+        """Has a closure run again whose worker was lost, or fail."""
+        if isinstance(error, _Gone):
             closure.lost += closure in (session.last or [closure])  # others only waited for their turn there
             self._again(closure)
-        except BaseException as error:
+        else:
             self._queue.failed(closure, self, error)
 
     def _again(self, closure: Closure) -> None:
@@ -189,13 +200,28 @@ class WorkerLink:
             )
             self._queue.failed(closure, self, error)
 
-    def _run(self, session: _Session, closure: ScheduledCall) -> None:
-        head = {"closure": closure.number, "failures": self._queue.failures, "may_be_over": closure.may_be_over}
-        answer, arrays = self._answer(session, closure, head)
+    def _begin(self, session: _Session, closure: ScheduledCall) -> Mapping[str, object]:
+        """Sends what the worker lacks for a closure, and gives it its turn; returns what the worker is told of it."""
+        with session.sending:
+            iterators = [self._sent_iterator(session, iterator) for iterator in closure.iterators()]
+            for value in closure.values:
+                self._send_object(session, "value", value)
+            self._send_plan(session, closure.plan)
+            session.begun.append(closure)
+            return {
+                "closure": closure.number,
+                "failures": self._queue.failures,
+                "may_be_over": closure.may_be_over,
+                "iterators": iterators,
+                "turn": next(session.turns),
+            }
+
+    def _run(self, session: _Session, closure: ScheduledCall, begun: Mapping[str, object]) -> None:
+        answer, arrays = self._answer(session, closure, begun)
         if "changed" in answer:
             with self._queue.alone(closure):
                 while "changed" in answer:  # no other closure changes anything now, but the coordinator's program may
-                    answer, arrays = self._answer(session, closure, head)
+                    answer, arrays = self._answer(session, closure, self._begin(session, closure))
         if "cancelled" in answer:
             return self._queue.cancelled(closure, self)
         if "over" in answer:
@@ -205,17 +231,10 @@ class WorkerLink:
             closure.plan.call_back(arrays[count:])
         self._queue.ended(closure, self, closure.plan.result(arrays[:count]))
 
-    def _answer(self, session: _Session, closure: ScheduledCall, head: Mapping[str, object]) -> Answer:
+    def _answer(self, session: _Session, closure: ScheduledCall, begun: Mapping[str, object]) -> Answer:
         """Returns what the worker makes of a closure."""
-        with session.sending:  # what its worker lacks comes before it, and those that follow it come after it
-            iterators = [self._sent_iterator(session, iterator) for iterator in closure.iterators()]
-            for value in closure.values:
-                self._send_object(session, "value", value)
-            self._send_plan(session, closure.plan)
-            head = {**head, "iterators": iterators, "turn": next(session.turns)}
-            session.begun.append(closure)
         try:
-            return self._in_turn(session, closure, head)
+            return self._in_turn(session, closure, begun)
         finally:
             session.begun.remove(closure)
 
