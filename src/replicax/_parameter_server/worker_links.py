@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import itertools
@@ -72,6 +73,16 @@ class _Session:
         self.sending = threading.RLock()  # held while programs and datasets are sent
 
 
+_links: weakref.WeakSet[WorkerLink] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Ends all threads before Python does, which would stop them in the middle of compiled code and so crash."""
+    for link in list(_links):
+        link.end()
+
+
 class WorkerLink:
     """A worker, as its coordinator sees it.
 
@@ -93,12 +104,23 @@ class WorkerLink:
         self._session: _Session | None = None
         self._opening = threading.Lock()
         self._changing = threading.Lock()  # held while it is noted that a session has begun or ended
-        for _ in range(_SLOTS):
-            threading.Thread(target=self._serve, name=f"replicax-worker-{index}", daemon=True).start()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"replicax-worker-{index}", daemon=True) for _ in range(_SLOTS)
+        ]
+        _links.add(self)
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         """Ends the connection."""
         self._peer.close()
+
+    def end(self) -> None:
+        """Hands out nothing any more, and waits for the end of what runs in this process."""
+        self._queue.stop()
+        self.close()
+        for thread in self._threads:
+            thread.join()
 
     def __repr__(self) -> str:
         return f"worker {self._index} at {self._peer.address}"
