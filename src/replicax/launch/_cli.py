@@ -93,14 +93,23 @@ def parser(program: str) -> argparse.ArgumentParser:
         action="store_false",
         help="leave NPROC and GLIBC_TUNABLES as they are; else they are set so that JAX is safe and fast on CPU",
     )
+    _add_servers(result)
+    _add_machines(result)
+    return result
+
+
+def _add_servers(parser: argparse.ArgumentParser) -> None:
     title = "Variables are on servers, and a chief has workers compute. All tasks run PROGRAM, which reads its own."
-    add = result.add_argument_group("parameter servers", title).add_argument
+    add = parser.add_argument_group("parameter servers", title).add_argument
     text = "start so many parameter servers on all machines, and a chief"
     add("--ps", type=_positive, default=0, metavar="P", help=text)
     add("--evaluator", action="store_true", help="start an evaluator beside the chief")
     text = f"start a worker, ps or evaluator that failed again, each at most so many times (default: {TASK_RESTARTS})"
     add("--max-task-restarts", type=_not_negative, metavar="N", help=text)
-    add = result.add_argument_group("several machines", "Start the launcher on each of them.").add_argument
+
+
+def _add_machines(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("several machines", "Start the launcher on each of them.").add_argument
     text = "worker 0's machine, as the others reach it, and a free port there"
     add("--coordinator", type=_address, metavar="HOST:PORT", help=text)
     text = "the number of the first worker on this machine"
@@ -110,7 +119,6 @@ def parser(program: str) -> argparse.ArgumentParser:
     add("--host", metavar="ADDRESS", help="this machine's address for the workers (default: found by connecting)")
     text = "time for the launchers of all machines to come together (default: 300)"
     add("--start-timeout", type=_seconds, default=300.0, metavar="SECONDS", help=text)
-    return result
 
 
 def _address(text: str) -> tuple[str, int]:
