@@ -456,3 +456,19 @@ def test_wait_for_effects(capfd):
         jax.effects_barrier()  # where the program ran after the call had returned
     jax_internals.wait_for_effects()
     jax_internals.wait_for_effects()
+
+
+def test_callback_of_names_the_function_that_is_called_back_and_whether_it_only_prints():
+    def shown(x):
+        return None
+
+    def step(x):
+        jax.debug.print("x is {}", x)
+        jax.debug.callback(shown, x)
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct((), np.float32), x) + 1
+
+    equations = jax.make_jaxpr(step)(np.float32(2)).jaxpr.eqns
+    found = [called for eqn in equations if (called := jax_internals.callback_of(eqn)) is not None]
+    assert len(found) == 3
+    assert found[0][1] and not found[2][1]
+    assert jax_internals.callback_of(equations[-1]) is None

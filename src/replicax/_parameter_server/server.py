@@ -50,8 +50,8 @@ class Server:
         JobError: it would be reached from other machines, and there is no secret. The message says how to make one.
         OSError: nothing can listen at the address.
 
-    >>> import replicax as rx
-    >>> rx.Server.create_local_server(start=False).server_def.job_name
+    >>> from replicax.coordinator import Server
+    >>> Server.create_local_server(start=False).server_def.job_name
     'localhost'
     """
 

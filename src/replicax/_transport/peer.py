@@ -354,7 +354,7 @@ class Peer:
                 return dict(self._connected(until, wait=False).greeting)
             except Unreachable as error:
                 if self._closed:
-                    raise
+                    raise self._closed_error() from error
                 reason = error
             except TimedOut as error:
                 reason = reason or error
