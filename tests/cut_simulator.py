@@ -73,7 +73,7 @@ def cut_of(function, args, servers=1, sharded=(), together=False, leaves=None):
     program, call = function._program(args, {})
     leaves = served(program, servers, sharded, together) if leaves is None else leaves
     others = [slot for read in program.reads for slot in read.slots]
-    outputs = range(program._state_count, len(program.jaxpr.out_avals))
+    outputs = range(program.state_count, len(program.jaxpr.out_avals))
     return cut(program.jaxpr, leaves, others, list(outputs)), program, leaves, call
 
 

@@ -208,6 +208,47 @@ def test_variables_of_another_place_are_read_and_not_assigned(run):
     """)
 
 
+def test_variables_of_another_cluster_are_read_and_assigned_there(run):
+    run("""
+        with Cluster(workers=1, servers=2) as one, Cluster(workers=1, servers=2) as other:
+            with one.strategy.scope():
+                a = rx.Variable(jnp.full(4, 1.0))
+            with other.strategy.scope():
+                b = rx.Variable(jnp.full(4, 10.0))
+            add = rx.function(lambda: a.assign_add(b))
+            add()
+            one.coordinator.schedule(add).fetch()
+            assert a.numpy().tolist() == [21.0] * 4 and b.numpy().tolist() == [10.0] * 4
+            both = rx.function(lambda: [a.assign_add(b), b.assign_add(a)])
+            kind, text, _ = raised(one.coordinator.schedule, both)
+            assert kind == "ValueError" and "scope" in text, text
+            both()
+            assert a.numpy().tolist() == [31.0] * 4 and b.numpy().tolist() == [41.0] * 4
+    """)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_rows_computed_from_those_that_were_looked_up_replace_them(run, sharded):
+    """The worker computes the new rows (a server does not sort), so that their versions are compared."""
+    partitioner = "rx.experimental.partitioners.FixedShardsPartitioner(2)" if sharded else "None"
+    run(f"""
+        with Cluster(workers=2, servers=2, partitioner={partitioner}) as cluster:
+            with cluster.strategy.scope():
+                table = rx.Variable(jnp.arange(64.0).reshape(16, 4))
+            @rx.function
+            def step(ids):
+                rows = jnp.sort(-table.value()[ids], axis=1)
+                table.assign(table.value().at[ids].set(rows))
+            expected = np.arange(64.0).reshape(16, 4)
+            def scheduled(ids):
+                cluster.coordinator.schedule(step, args=(ids,)).fetch()
+            for call, ids in (scheduled, [1, 3]), (scheduled, [3, 9]), (step, [9, 15]), (step, [0, 1]):
+                call(jnp.array(ids))
+                expected[ids] = np.sort(-expected[ids], axis=1)
+            np.testing.assert_array_equal(table.numpy(), expected)
+    """)
+
+
 def test_several_steps_of_a_call_are_several_closures(run):
     run("""
         with Cluster(workers=1) as cluster:

@@ -173,6 +173,10 @@ class Function:
         """The Python function itself."""
         return self._code.function
 
+    @functools.cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.python_function)
+
     @property
     def steps_per_call(self) -> int:
         """The number of times that a call runs the function."""

@@ -80,7 +80,7 @@ class Program:
         meshes = sorted((mesh for mesh in meshes if mesh.needs_bound or not mesh.all_local), key=lambda m: m.all_local)
         self._mesh = meshes[0] if meshes else None
         # The jaxpr's first outputs are the new leaves of variables, the results stand behind them.
-        self._state_count = sum(len(variable._types) for variable in level.written.values())
+        self.state_count = sum(len(variable._types) for variable in level.written.values())
         self._optimized = optimizes_programs()
         self.compile_note = compile_log.CompileNote()
         self._checks = False  # whether its results are looked at for NaN
@@ -120,7 +120,7 @@ class Program:
 
     def result_specs(self) -> Tree:
         """Returns the specs of what a call returns."""
-        return self.results.specs(self.jaxpr.out_avals[self._state_count :])
+        return self.results.specs(self.jaxpr.out_avals[self.state_count :])
 
     def _named(self, method: Step) -> Step:
         def program(*args: Arrays) -> Returned:
@@ -202,15 +202,15 @@ class Program:
             new.append(shared.home.leaving(vector))
         in_vectors = {place for each in written for place in each}
         arrays = {place: leaf for place, leaf in enumerate(out) if leaf is not None and place not in in_vectors}
-        new += [leaf for place, leaf in arrays.items() if place < self._state_count]
-        return new, self._results([leaf for place, leaf in arrays.items() if place >= self._state_count])
+        new += [leaf for place, leaf in arrays.items() if place < self.state_count]
+        return new, self._results([leaf for place, leaf in arrays.items() if place >= self.state_count])
 
     def _compute_taped(self, values: Arrays, pulled: Arrays, dynamic: Arrays) -> Returned:
         """Returns the same for a tape, which sees every variable by itself, and nothing donated."""
         inputs = self.level.inputs.items()
         slots = [(self.level.variables[key]._storage, slot) for key, slots in inputs for slot in slots]
         out = self.level.replay(self.jaxpr, self._supplied(slots, values, pulled), *dynamic)
-        return out[: self._state_count], self._results(out[self._state_count :])
+        return out[: self.state_count], self._results(out[self.state_count :])
 
     def _supplied(
         self, slots: Sequence[tuple[Stored, int]], values: Arrays, pulled: Arrays, vectors: Sequence[jax.Array] = ()
@@ -232,7 +232,7 @@ class Program:
             fresh = [arrays for arrays in inputs.written if id(arrays.storage) not in donors]
             types = [arrays.storage.leaf_types(False)[i] for arrays in fresh for i in arrays.leaves]
             rows = [isinstance(leaf, PerReplica) for read in self.reads for leaf in nest.values(read.element)]
-            kinds = self.jaxpr.out_avals[self._state_count :]
+            kinds = self.jaxpr.out_avals[self.state_count :]
             repeated = RepeatedProgram(steps, kinds, self._mesh is not None)
             slow = self._optimized and jax.default_backend() == "cpu" and cpu_convolutions.convolves(self.jaxpr)
             step = cpu_convolutions.in_loop(self._compute) if slow else self._compute

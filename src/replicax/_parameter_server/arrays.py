@@ -19,11 +19,6 @@ def on_host(array: Array) -> Array:
     return array if is_key(array) else np.asarray(array)
 
 
-def copied(array: Array) -> Array:
-    """Returns a copy as it travels."""
-    return own(array) if is_key(array) else np.array(array)
-
-
 def own(array: Array) -> jax.Array:
     """Returns a copy that nobody else holds: what comes in may be a view of a message."""
     if is_key(array):

@@ -110,8 +110,7 @@ class ClosureQueue:
             raise CancelledError("The coordinator was closed.")
         if self._error is not None:
             error, self._error = self._error, None
-            if error is not None:  # and no other thread has raised it meanwhile
-                raise error
+            raise error
 
     def _wait(self, began: float) -> None:
         """Waits for a change. Where there are no workers, says so now and then, and raises when that takes too long.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
@@ -189,12 +188,11 @@ def _bound(
             "`tf.distribute.experimental.coordinator.ClusterCoordinator.schedule` only accepts a `tf.function` or a "
             f"concrete function. Got {received(fn)}."
         )
-    signature = inspect.signature(function.python_function)
     try:
-        signature.bind(*args, **kwargs)
+        function._signature.bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(
             f"Binding inputs to tf.function failed due to `{error}`. Received args: {args} and kwargs: {kwargs} for "
-            f"signature: {signature}."
+            f"signature: {function._signature}."
         ) from None
     return function, args, kwargs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,6 @@ from replicax._parameter_server import scheduling
 from replicax._parameter_server.scheduling import Kinds
 from replicax._tracing.dataset_reads import element_arrays
 
-_T = TypeVar("_T")
 _NOT_HERE = "Iterating over an `AsyncDistributedIterator` is not supported right now."
 
 

@@ -26,7 +26,7 @@ class Computed:
         shipped: what goes to the servers: one or two arrays for each shipped value.
         results: what the worker knows of the results.
         operands: of the functions that are called back.
-        versions: of the leaves that were read, by the names of their parts.
+        versions: of the parts that were read, by their names.
     """
 
     shipped: list[list[Array]]
@@ -71,7 +71,8 @@ def update(plan: WorkerPlan, computed: Computed, servers: Servers, number: int, 
         for take in each.takes:
             own = cast(list[np.ndarray], computed.shipped[take.shipped])
             arrays += take.of(plan.shipped[take.shipped].kind, own)
-        versions = {name: computed.versions[name] for name in each.compared}
+        # Parts that no id fell on were not read: nothing was computed from them.
+        versions = {name: computed.versions[name] for name in each.compared if name in computed.versions}
         head = {"program": plan.key, "closure": number, "done": done, "versions": versions}
         calls[each.server] = Call("update", head, arrays)
     answers = servers.all(calls) if calls else {}

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import operator
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from replicax._base.errors import UnavailableError
-from replicax._parameter_server.arrays import Array, copied, is_key, own
+from replicax._parameter_server.arrays import Array, on_host, own
 from replicax._parameter_server.plans import UpdateProgram, loaded_update
 from replicax._transport.handlers import Answer, Request
 from replicax._variables.scattering import SCATTER
-
-_COPIED = 1 << 16  # bytes up to which a read is a copy, so that it does not keep an update from donating
 
 _COMBINE: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "assign_add": jax.jit(operator.add, donate_argnums=0),
@@ -34,40 +30,22 @@ _SCATTER = {name: jax.jit(scatter, donate_argnums=0) for name, scatter in SCATTE
 class _Leaf:
     """A leaf, or a part of one.
 
+    Answers share the array's memory. While one of them is on its way, XLA gives a program that takes the array over
+    memory of its own for the new value.
+
     Attributes:
         array: its value.
         version: counts the updates.
-        held: how many answers that are still on their way share the array's memory.
     """
 
-    __slots__ = ("__weakref__", "array", "held", "version")
+    __slots__ = ("array", "version")
 
     def __init__(self, array: jax.Array):
-        self.array, self.version, self.held = array, 0, 0
-
-    def view(self) -> Array:
-        """Returns the value, for an answer."""
-        if is_key(self.array):
-            return copied(self.array)
-        view = np.asarray(self.array)
-        if view.nbytes <= _COPIED:
-            return np.array(view)
-        view = view.view()
-        self.held += 1
-        weakref.finalize(view, self._release, weakref.ref(self.array))
-        return view
-
-    def _release(self, array: weakref.ref[jax.Array]) -> None:
-        if array() is self.array:
-            self.held -= 1
-
-    def taken(self) -> jax.Array:
-        """Returns the array for a program that takes it over."""
-        return jnp.copy(self.array) if self.held else self.array
+        self.array, self.version = array, 0
 
     def put(self, array: jax.Array) -> None:
         """Replaces the value."""
-        self.array, self.held = array, 0
+        self.array = array
         self.version += 1
 
 
@@ -161,11 +139,11 @@ class ParameterServer:
         with self._lock:
             owner = self._owner(request)
             read = [owner.leaf(name) for name in head["read"]]
-            arrays = [leaf.view() for leaf in read]
-            for name, ids in zip(head.get("gather", ()), request.arrays):
-                arrays.append(np.take(np.asarray(owner.leaf(name).array), ids, axis=0))
-            versions = [leaf.version for leaf in read] if head.get("versions") else None
-        return ({} if versions is None else {"versions": versions}), arrays
+            gathered = [owner.leaf(name) for name in head.get("gather", ())]
+            arrays = [on_host(leaf.array) for leaf in read]
+            arrays += [np.take(np.asarray(leaf.array), ids, axis=0) for leaf, ids in zip(gathered, request.arrays)]
+            versions = [leaf.version for leaf in (*read, *gathered)] if head.get("versions") else []
+        return {"versions": versions}, arrays
 
     def combine(self, request: Request) -> Answer:
         """Assigns, adds or subtracts arrays; returns the new values if they are asked for."""
@@ -174,15 +152,15 @@ class ParameterServer:
             owner = self._owner(request)
             leaves = [owner.leaf(name) for name in head["names"]]
             for leaf, array in zip(leaves, request.arrays):
-                leaf.put(own(array) if method == "assign" else _COMBINE[method](leaf.taken(), array))
-            return {}, [leaf.view() for leaf in leaves] if head["answers"] else ()
+                leaf.put(own(array) if method == "assign" else _COMBINE[method](leaf.array, array))
+            return {}, [on_host(leaf.array) for leaf in leaves] if head["answers"] else ()
 
     def scatter(self, request: Request) -> Answer:
         """Combines rows with those at some indices."""
         ids, rows = request.arrays
         with self._lock:
             leaf = self._owner(request).leaf(request.head["name"])
-            leaf.put(_SCATTER[request.head["method"]](leaf.taken(), ids, rows))
+            leaf.put(_SCATTER[request.head["method"]](leaf.array, ids, rows))
         return {}, ()
 
     def program(self, request: Request) -> Answer:
@@ -215,10 +193,10 @@ class ParameterServer:
         self, program: UpdateProgram, owner: _Owner, written: Sequence[_Leaf], shipped: Sequence[np.ndarray]
     ) -> list[Array]:
         read = [owner.leaf(name).array for name in program.reads]
-        new, answers = program([leaf.taken() for leaf in written], read, shipped)
+        new, answers = program([leaf.array for leaf in written], read, shipped)
         for leaf, array in zip(written, new):
             leaf.put(array)
-        return [copied(answer) for answer in answers]
+        return [on_host(answer) for answer in answers]
 
 
 def _with_64_bits(method: Callable[[Request], Answer]) -> Callable[[Request], Answer]:

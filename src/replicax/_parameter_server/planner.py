@@ -7,7 +7,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from replicax._base.messages import received, shown
 from replicax._base.types import Tree
 from replicax._engine.function import Function
 from replicax._engine.program import Program
+from replicax._engine.program_inputs import InputSlot, leaves_of
 from replicax._engine.programs import Programs
 from replicax._engine.signature import CallSignature, bind_declared
 from replicax._parameter_server import execution, scheduling
@@ -37,7 +38,6 @@ from replicax._parameter_server.worker_values import MadeValue, Placed, places_o
 from replicax._tracing import frames
 from replicax._tracing.context import StrategyLike
 from replicax._tracing.dataset_reads import element_arrays
-from replicax._tracing.state import State
 
 _keys = itertools.count()
 _RETRIES = 100  # of an update of this process that is computed from a whole old value, which others replace meanwhile
@@ -59,39 +59,35 @@ class Plan:
     def __init__(self, program: Program, index_slot: int | None, cluster: Cluster):
         self.program, self.key = program, f"function {next(_keys)} {program.name}"
         self._cluster, level = cluster, program.level
-        self._local: list[tuple[State, int]] = []  # leaves that are in this process
+
+        def is_here(storage: object) -> TypeGuard[ServedStorage]:
+            return isinstance(storage, ServedStorage) and storage.cluster is cluster
+
         served: list[ServedLeaf] = []
         places: list[Place] = []
+        self._local: list[InputSlot] = []  # leaves that are elsewhere, and come with each call
+        results: list[int] = []
+        for leaf in leaves_of(level):
+            if is_here(leaf.storage):
+                place = leaf.storage.places[leaf.leaf]
+                served.append(ServedLeaf(leaf.slot, leaf.output, place.kind, place.parts))
+                places.append(place)
+                continue
+            if leaf.slot is not None:
+                self._local.append(leaf)
+            if leaf.output is not None:
+                results.append(leaf.output)
+        # Variables that are elsewhere and that the program assigns: their new values are among its results.
+        self.assigned_elsewhere = [variable for variable in level.written.values() if not is_here(variable._storage)]
         others = [slot for read in program.reads for slot in read.slots]
         index_dtype = None
         if index_slot is not None:
             others.append(index_slot)
             index_dtype = scheduling.index_dtype().name
-        outputs: dict[int, int] = {}
-        count = 0
-        for key, variable in level.written.items():
-            outputs[key], count = count, count + len(variable._types)
-        results = []
-        self.assigned_here: list[tuple[State, int]] = []  # variables of this process, and how many results are theirs
-        for key in dict.fromkeys([*level.inputs, *level.written]):
-            variable, slots = level.variables[key], level.inputs.get(key)
-            storage: object = variable._storage
-            if not isinstance(storage, ServedStorage):
-                others += slots or ()
-                self._local += [(variable, i) for i in range(len(slots or ()))]
-                if key in outputs:
-                    results += [outputs[key] + i for i in range(len(variable._types))]
-                    self.assigned_here.append((variable, len(variable._types)))
-                continue
-            for i, place in enumerate(storage.places):
-                slot = None if slots is None else slots[i]
-                output = outputs[key] + i if key in outputs else None
-                served.append(ServedLeaf(slot, output, place.kind, place.parts))
-                places.append(place)
+        others += [cast(int, leaf.slot) for leaf in self._local]
         self._kinds = program.jaxpr.out_avals
-        results += range(count, len(self._kinds))
-        self._results = results
-        self.cut = cut(program.jaxpr, served, others, results)
+        self._results = [*sorted(results), *range(program.state_count, len(self._kinds))]
+        self.cut = cut(program.jaxpr, served, others, self._results)
         self.worker = self._for_workers(places, index_dtype)
         self._updates = [self._program_of(update, places) for update in self.cut.updates]
         self._sent = False
@@ -162,17 +158,19 @@ class Plan:
         if not self._local:
             return call.dynamic
         with frames.lock:
-            return [*call.dynamic, *(variable._storage.read()[i] for variable, i in self._local)]
+            values = {storage: storage.read() for storage in dict.fromkeys(leaf.storage for leaf in self._local)}
+        return [*call.dynamic, *(values[leaf.storage][leaf.leaf] for leaf in self._local)]
 
     # What comes back.
 
     def result(self, arrays: Sequence[Array]) -> Tree:
-        """Returns the function's result of what a worker has sent; assigns variables of this process."""
+        """Returns the function's result of what a worker has sent; assigns variables that are elsewhere."""
         kinds = [self._kinds[output] for output in self._results]
         leaves = [of_kind(array, kind) for array, kind in zip(arrays, kinds)]
-        for variable, count in self.assigned_here:
-            own, leaves = leaves[:count], leaves[count:]
-            frames.frame().store(variable, own)
+        for variable in self.assigned_elsewhere:
+            count = len(variable._types)
+            frames.frame().store(variable, leaves[:count])
+            leaves = leaves[count:]
         return self.program.results.rebuilt(leaves)
 
     def call_back(self, operands: Sequence[Any]) -> None:
@@ -296,11 +294,11 @@ class Planner:
         plan = program.plan
         if not isinstance(plan, Plan):
             plan = Plan(program, index_slot, self._cluster)
-            if plan.assigned_here:
-                names = ", ".join(variable.name for variable, _ in plan.assigned_here)
+            if plan.assigned_elsewhere:
+                names = ", ".join(variable.name for variable in plan.assigned_elsewhere)
                 raise ValueError(
-                    f"{program.name} is scheduled and assigns {names}, which is in the coordinator's process. Make it "
-                    "in the strategy's scope, so that it lies on a parameter server."
+                    f"{program.name} is scheduled and assigns {names}, which is not on the parameter servers of its "
+                    "coordinator. Make it in the scope of the coordinator's strategy."
                 )
             plan.send_updates()
             program.plan = plan

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -47,7 +46,6 @@ class Servers:
         self._pool = concurrent.futures.ThreadPoolExecutor(len(addresses), "replicax-ps")
         self._dead: deque[Place] = deque()  # leaves of variables that are no more
         self._dead_programs: deque[str] = deque()
-        self._lock = threading.Lock()
         self.lost: UnavailableError | None = None
         self.platforms: list[str] = []  # on which they compute
 
@@ -58,10 +56,14 @@ class Servers:
 
     def begin(self, timeout: float | None, on_lost: Callable[[UnavailableError], None]) -> None:
         """Waits for all servers, and makes room there for the coordinator's variables."""
-        for number, peer in enumerate(self._peers):
-            peer.wait_until_ready(timeout)
-            peer.watch(lambda error, number=number: self._note_lost(number, error, on_lost))  # type: ignore[misc]
-        answers = self.all({number: Call("begin", {}) for number in range(len(self))})
+        try:
+            for number, peer in enumerate(self._peers):
+                peer.wait_until_ready(timeout)
+                peer.watch(lambda error, number=number: self._note_lost(number, error, on_lost))  # type: ignore[misc]
+            answers = self.all({number: Call("begin", {}) for number in range(len(self))})
+        except BaseException:
+            self.close()
+            raise
         self.platforms = [answers[number][0]["platform"] for number in range(len(self))]
 
     def _note_lost(self, number: int, error: Exception, on_lost: Callable[[UnavailableError], None]) -> None:
@@ -135,7 +137,7 @@ class Servers:
         Args:
             reads: the leaves to return whole.
             gathers: leaves, and ids of rows of them, in a vector; each id is that of a row.
-            versions: whether to tell how often the parts of whole leaves were updated, by the parts' names.
+            versions: whether to tell how often the parts were updated that were read, by the parts' names.
         """
         names = self._names(reads)
         wanted: dict[int, list[tuple[str, np.ndarray]]] = {}
@@ -147,12 +149,14 @@ class Servers:
                     wanted.setdefault(part.server, []).append((name, ids[own] - part.start))
                     takers.setdefault(part.server, []).append((number, own))
         calls = {}
+        asked: dict[int, list[str]] = {}
         for server in names.keys() | wanted.keys():
-            asked = wanted.get(server, [])
-            head = {"read": names.get(server, []), "gather": [name for name, _ in asked], "versions": versions}
-            calls[server] = Call("fetch", head, [ids for _, ids in asked])
+            whole, rows_of = names.get(server, []), wanted.get(server, [])
+            asked[server] = [*whole, *(name for name, _ in rows_of)]
+            head = {"read": whole, "gather": asked[server][len(whole) :], "versions": versions}
+            calls[server] = Call("fetch", head, [ids for _, ids in rows_of])
         answers = self.all(calls) if calls else {}
-        whole = {server: (head, arrays[: len(names.get(server, ()))]) for server, (head, arrays) in answers.items()}
+        first = {server: (head, arrays[: len(names.get(server, ()))]) for server, (head, arrays) in answers.items()}
         rows = [np.empty((len(ids), *place.kind.shape[1:]), place.kind.dtype) for place, ids in gathers]
         for server, (_, arrays) in answers.items():
             for (number, own), array in zip(takers.get(server, ()), arrays[len(names.get(server, ())) :]):
@@ -163,9 +167,9 @@ class Servers:
         found = {
             name: version
             for server, (head, _) in answers.items()
-            for name, version in zip(names.get(server, ()), head.get("versions", ()))
+            for name, version in zip(asked[server], head["versions"])
         }
-        return self._assembled(reads, whole), rows, found
+        return self._assembled(reads, first), rows, found
 
     def combine(self, method: str, places: Sequence[Place], arrays: _Arrays, answers: bool) -> list[np.ndarray]:
         """Assigns, adds or subtracts arrays; returns the new values if they are asked for."""
