@@ -192,6 +192,20 @@ def run_python(tmp_path: Path) -> Callable[..., Finished]:
     return run
 
 
+@pytest.fixture
+def run_well(run_python: Callable[..., Finished]) -> Callable[..., Finished]:
+    """`run_well(code, *, head="", timeout=180, env=None)` runs a program, behind `head`, that is to end well."""
+
+    def run(
+        code: str, *, head: str = "", timeout: float = 180.0, env: Mapping[str, str | None] | None = None
+    ) -> Finished:
+        done = run_python(textwrap.dedent(head) + textwrap.dedent(code), timeout=timeout, env=env)
+        assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
+
+
 _TENSORFLOW_START = """\
 import copy, os, pickle, sys, tempfile
 import numpy as np
@@ -207,7 +221,7 @@ def raises(kind, function, *words):
 
 
 @pytest.fixture
-def run_tf(run_python: Callable[..., Finished]) -> Callable[..., Finished]:
+def run_tf(run_well: Callable[..., Finished]) -> Callable[..., Finished]:
     """`run_tf(code, timeout=120)` runs a program of `replicax.tf`, on two devices, that is to end well.
 
     The program has `tf`, `np` and `raises(kind, function, *words)`, which asserts that a call raises that error.
@@ -217,9 +231,7 @@ def run_tf(run_python: Callable[..., Finished]) -> Callable[..., Finished]:
     env = {"REPLICAX_VIRTUAL_DEVICES": "CPU:2", "XLA_FLAGS": flags}
 
     def run(code: str, timeout: float = 120.0) -> Finished:
-        done = run_python(_TENSORFLOW_START + textwrap.dedent(code), timeout=timeout, env=env)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
+        return run_well(code, head=_TENSORFLOW_START, timeout=timeout, env=env)
 
     return run
 

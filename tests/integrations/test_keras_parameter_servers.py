@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
 from ps_clusters import ENVIRONMENT
 
@@ -31,13 +29,8 @@ PLACES = pytest.mark.parametrize("processes", [False, True], ids=["one process",
 
 
 @pytest.fixture
-def run(run_python):
-    def run(code, **env):
-        done = run_python(HEAD + textwrap.dedent(code), env={**ENVIRONMENT, **env}, timeout=240)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
-
-    return run
+def run(run_well):
+    return lambda code: run_well(code, head=HEAD, env=ENVIRONMENT, timeout=240)
 
 
 def test_a_loop_of_ones_own_ships_gradients_and_rows_alone(run):

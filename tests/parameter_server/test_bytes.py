@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
 from ps_clusters import ENVIRONMENT
 
@@ -38,13 +36,8 @@ SERVERS = pytest.mark.parametrize("servers", [1, 2])
 
 
 @pytest.fixture
-def run(run_python):
-    def run(code):
-        program = textwrap.dedent(HEAD) + textwrap.dedent(code)
-        done = run_python(program, env=ENVIRONMENT, timeout=180)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    return run
+def run(run_well):
+    return lambda code: run_well(code, head=HEAD, env=ENVIRONMENT)
 
 
 @SERVERS

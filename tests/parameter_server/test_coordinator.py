@@ -8,26 +8,21 @@ from ps_clusters import ENVIRONMENT
 PLACES = pytest.mark.parametrize("processes", [False, True], ids=["one process", "processes"])
 
 
+HEAD = """
+    import jax, jax.numpy as jnp, numpy as np, optax
+    import replicax as rx
+    from ps_clusters import Cluster
+    def raised(function, *args, **kwargs):
+        try:
+            return "nothing", function(*args, **kwargs)
+        except Exception as error:
+            return type(error).__name__, str(error), "".join(getattr(error, "__notes__", ()))
+"""
+
+
 @pytest.fixture
-def run(run_python):
-    def run(code, **env):
-        head = """
-            import jax, jax.numpy as jnp, numpy as np, optax
-            import replicax as rx
-            from ps_clusters import Cluster
-            def raised(function, *args, **kwargs):
-                try:
-                    return "nothing", function(*args, **kwargs)
-                except Exception as error:
-                    return type(error).__name__, str(error), "".join(getattr(error, "__notes__", ()))
-        """
-        import textwrap
-
-        done = run_python(textwrap.dedent(head) + textwrap.dedent(code), env={**ENVIRONMENT, **env}, timeout=180)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
-
-    return run
+def run(run_well):
+    return lambda code: run_well(code, head=HEAD, env=ENVIRONMENT)
 
 
 @PLACES

@@ -9,6 +9,7 @@ import pytest
 from cut_simulator import check, normal, simulate, unpacked, variable
 from jax import lax
 from jax.experimental import io_callback
+from tasks import ENVIRONMENT
 
 import replicax as rx
 from replicax._tracing import step_failures
@@ -96,11 +97,9 @@ def test_ids_that_a_callback_gives_are_no_lookup():
     assert outcome.cut.index is None and outcome.read == 300 * 8 * 4
 
 
-def test_tensorflows_prints_and_assertions_become_outputs(run_python):
-    run_python(
+def test_tensorflows_prints_and_assertions_become_outputs(run_well):
+    run_well(
         """
-        import sys
-        sys.path.insert(0, "tests")
         import numpy as np
         import replicax.tf as tf
         import replicax as rx
@@ -122,5 +121,6 @@ def test_tensorflows_prints_and_assertions_become_outputs(run_python):
         assert not parts.has_callbacks
         for callback, operands in zip(parts.callbacks, outcome.operands):
             callback.function(*map(np.asarray, operands))
-        """
+        """,
+        env=ENVIRONMENT,
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from tasks import ENVIRONMENT
 
-def test_generators_branches_and_loops_of_a_tf_function(run_python):
-    run_python(
+
+def test_generators_branches_and_loops_of_a_tf_function(run_well):
+    run_well(
         """
-        import sys
-        sys.path.insert(0, "tests")
         import numpy as np
         import replicax.tf as tf
         import replicax as rx
@@ -40,5 +40,6 @@ def test_generators_branches_and_loops_of_a_tf_function(run_python):
 
         outcome = check(simulate(loop, (tf.constant(3),), 2))
         assert [len(update.compared) for update in outcome.cut.updates] == [1, 1]
-        """
+        """,
+        env=ENVIRONMENT,
     )

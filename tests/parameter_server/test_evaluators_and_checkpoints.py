@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
 from ps_clusters import ENVIRONMENT
 
@@ -29,13 +27,8 @@ class Model(keras.Model):  # its variables are made when it is called
 
 
 @pytest.fixture
-def run(run_python):
-    def run(code):
-        done = run_python(HEAD + textwrap.dedent(code), env=ENVIRONMENT, timeout=240)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
-
-    return run
+def run(run_well):
+    return lambda code: run_well(code, head=HEAD, env=ENVIRONMENT, timeout=240)
 
 
 def test_a_checkpoint_is_restored_with_other_servers_and_other_parts(run, tmp_path):

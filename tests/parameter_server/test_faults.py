@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
 from ps_clusters import ENVIRONMENT
 
@@ -56,14 +54,8 @@ UPDATES = """
 
 
 @pytest.fixture
-def run(run_python):
-    def run(code, **env):
-        program = textwrap.dedent(HEAD) + textwrap.dedent(code)
-        done = run_python(program, env={**ENVIRONMENT, "UPDATES": UPDATES, **env}, timeout=180)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
-
-    return run
+def run(run_well):
+    return lambda code, **env: run_well(code, head=HEAD, env={**ENVIRONMENT, "UPDATES": UPDATES, **env})
 
 
 # Workers that go and come.

@@ -70,6 +70,5 @@ with Cluster(workers=1, servers=2, partitioner=partitioner) as cluster:
 """
 
 
-def test_divided_slots_never_travel(run_python):
-    done = run_python(PROGRAM, env=ENVIRONMENT, timeout=180)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_divided_slots_never_travel(run_well):
+    run_well(PROGRAM, env=ENVIRONMENT)

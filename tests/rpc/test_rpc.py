@@ -49,13 +49,8 @@ SERVER = """
 
 
 @pytest.fixture
-def run(run_python):
-    def run(code, server=SERVER, **env):
-        done = run_python(server + code, env={**ENVIRONMENT, **env})
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
-
-    return run
+def run(run_well):
+    return lambda code, server=SERVER: run_well(code, head=server, env=ENVIRONMENT)
 
 
 def test_values_structures_and_variables_of_a_server_in_another_process(run):

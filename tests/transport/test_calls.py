@@ -7,13 +7,8 @@ from tasks import ENVIRONMENT
 
 
 @pytest.fixture
-def run(run_python):
-    def run(code, env=(), **options):
-        done = run_python(code, env={**ENVIRONMENT, **dict(env)}, **options)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
-
-    return run
+def run(run_well):
+    return lambda code, **env: run_well(code, env={**ENVIRONMENT, **env})
 
 
 def test_heads_and_arrays_come_back_as_they_were_sent(run):
@@ -151,7 +146,7 @@ def test_without_a_secret_nothing_is_unpickled(run):
             assert type(raised(lambda: peer.call("fails", {"own": False}))) is KeyError
             peer.close()
         """,
-        {"REPLICAX_JOB_SECRET": "none"},
+        REPLICAX_JOB_SECRET="none",
     )
     assert "unpickled" not in done.stdout
     assert done.stderr.count("neither authenticate each other nor encrypt") == 2  # once in each process

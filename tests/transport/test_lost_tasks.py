@@ -7,13 +7,8 @@ from tasks import ENVIRONMENT
 
 
 @pytest.fixture
-def run(run_python):
-    def run(code):
-        done = run_python(code, env=ENVIRONMENT, timeout=120)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
-
-    return run
+def run(run_well):
+    return lambda code: run_well(code, env=ENVIRONMENT)
 
 
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
