@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from replicax._base import tracebacks
@@ -53,7 +53,10 @@ class ClosureQueue:
 
     def __init__(self, numbers: Numbers, timeout: float | None):
         self._numbers, self._timeout = numbers, timeout
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._for_workers = threading.Condition(self._lock)  # there may be something to do
+        self._for_callers = threading.Condition(self._lock)  # what the coordinator's program waits for may be there
+        self._awaited = 0  # how many of its threads wait for something else than the end of all closures
         self._waiting: deque[Closure] = deque()
         self._running: set[Closure] = set()
         self._lonely: list[Closure] = []  # that run, and wait for no other to do so
@@ -71,32 +74,32 @@ class ClosureQueue:
     def put(self, closures: Sequence[Closure]) -> None:
         """Adds closures; raises the error of an earlier one, once, in place of that."""
         began = time.monotonic()
-        with self._changed:
+        with self._lock:
             self._raise(began)
             while len(self._waiting) >= LIMIT:
                 self._wait(began)
                 self._raise(began)
             self._waiting += closures
-            self._changed.notify_all()
+            self._for_workers.notify_all()
 
     def join(self) -> None:
         """Waits until all closures have ended; raises the error of one, once."""
         began = time.monotonic()
-        with self._changed:
-            while (self._waiting or self._running) and not self.stopped:
-                self._wait(began)
+        with self._lock:
+            while self._is_busy() and not self.stopped:
+                self._wait(began, for_all=True)
             self._raise(began)
 
     def is_done(self) -> bool:
         """Returns whether all closures have ended; raises the error of one, once."""
-        with self._changed:
+        with self._lock:
             self._raise(time.monotonic())
-            return not (self._waiting or self._running)
+            return not self._is_busy()
 
     def wait_for(self, event: threading.Event) -> None:
         """Waits for the end of one closure."""
         began = time.monotonic()
-        with self._changed:
+        with self._lock:
             while not event.is_set():
                 self._wait(began)
 
@@ -112,14 +115,25 @@ class ClosureQueue:
             error, self._error = self._error, None
             raise error
 
-    def _wait(self, began: float) -> None:
+    def _is_busy(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def _wait(self, began: float, for_all: bool = False) -> None:
         """Waits for a change. Where there are no workers, says so now and then, and raises when that takes too long.
 
         Args:
             began: when what waits began to do so.
+            for_all: whether it waits for the end of all closures, and the end of one means nothing to it.
         """
+        self._awaited += not for_all
+        try:
+            self._wait_once(began)
+        finally:
+            self._awaited -= not for_all
+
+    def _wait_once(self, began: float) -> None:
         if self._links:
-            self._changed.wait()
+            self._for_callers.wait()
             return
         now = time.monotonic()
         waited = now - max(began, self._empty_since)
@@ -134,29 +148,29 @@ class ClosureQueue:
             alone = f"No worker is there, for {now - self._empty_since:.3g} s"
             tracebacks.warn(f"{alone}: scheduled functions wait for one.{self._why()}")
             return
-        self._changed.wait(reminder - now if self._timeout is None else min(reminder - now, self._timeout - waited))
+        self._for_callers.wait(reminder - now if self._timeout is None else min(reminder - now, self._timeout - waited))
 
     def _why(self) -> str:
         return "".join(f" The coordinator cannot use {link!r}: {why}" for link, why in self._refusals.items())
 
     def fail_all(self, error: UnavailableError) -> None:
         """Notes that a parameter server is gone: nothing can run any more."""
-        with self._changed:
+        with self._lock:
             self._lost = self._lost or error
             for closure in [*self._waiting, *self._running]:
                 self._end(closure)
                 closure.value._fail(error)
             self._waiting.clear()
-            self._changed.notify_all()
+            self._wake_all()
 
     def stop(self) -> None:
         """Lets the workers' threads end; nothing runs any more."""
-        with self._changed:
+        with self._lock:
             self._stopped = True
             for closure in [*self._waiting, *self._running]:
                 closure.value._fail(CancelledError("The coordinator was closed before the function ended."))
             self._waiting.clear()
-            self._changed.notify_all()
+            self._wake_all()
 
     # For the threads that hand closures to workers.
 
@@ -167,32 +181,32 @@ class ClosureQueue:
 
     def joined(self, link: Link) -> None:
         """Notes that a worker is there."""
-        with self._changed:
+        with self._lock:
             if link not in self._links:
                 self._links.append(link)
             self._refusals.pop(link, None)
-            self._changed.notify_all()
+            self._wake_all()
 
     def refuses(self, link: Link, why: str) -> None:
         """Notes that a worker answers and cannot be used; says so, the first time."""
-        with self._changed:
+        with self._lock:
             known, self._refusals[link] = self._refusals.get(link), why
         if known != why:
             tracebacks.warn(f"The coordinator cannot use {link!r}: {why}")
 
     def left(self, link: Link) -> None:
         """Notes that a worker is gone."""
-        with self._changed:
+        with self._lock:
             if link in self._links:
                 self._links.remove(link)
                 if not self._links:
                     self._empty_since, self._reminders = time.monotonic(), 0
-            self._changed.notify_all()
+            self._wake_all()
 
     def any_link(self) -> Link:
         """Returns a worker that is there, waiting for one."""
         began = time.monotonic()
-        with self._changed:
+        with self._lock:
             while not self._links and not self.stopped:
                 self._wait(began)
             if self.stopped:
@@ -201,14 +215,14 @@ class ClosureQueue:
 
     def take(self, link: Link) -> Closure | None:
         """Returns the next closure for a worker, waiting for it; None when it is gone, or there will be none."""
-        with self._changed:
+        with self._lock:
             while not self.stopped and link in self._links:
                 if self._waiting and self._may_take(link):
                     closure = self._waiting.popleft()
                     self._running.add(closure)
                     link.running += 1
                     return closure
-                self._changed.wait()
+                self._for_workers.wait()
             return None
 
     def _may_take(self, link: Link) -> bool:
@@ -220,39 +234,39 @@ class ClosureQueue:
     @contextlib.contextmanager
     def alone(self, closure: Closure) -> Iterator[None]:
         """Returns a context in which no other closure runs but such as wait for the same; it waits for that."""
-        with self._changed:
+        with self._lock:
             self._lonely.append(closure)
-            self._changed.notify_all()  # it may be the last that another one has waited for
+            self._for_workers.notify_all()  # it may be the last that another one has waited for
             while self._lonely[0] is not closure or not self._running.issubset(self._lonely):
-                self._changed.wait()
+                self._for_workers.wait()
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._lonely.remove(closure)
-                self._changed.notify_all()
+                self._for_workers.notify_all()
 
     def put_back(self, closure: Closure, link: Link) -> None:
         """Has a closure run again, before others."""
-        with self._changed:
+        with self._lock:
             self._given_back(closure, link)
             if self._error is not None or self.stopped:
                 self._cancel(closure)
             else:
                 self._waiting.appendleft(closure)
-            self._changed.notify_all()
+            self._wake()
 
-    def ended(self, closure: Closure, link: Link, result: Tree) -> None:
-        """Notes that a closure has ended, with this result."""
-        with self._changed:
+    def ended(self, closure: Closure, link: Link, result: Callable[[], Tree]) -> None:
+        """Notes that a closure has ended, and what makes its result."""
+        with self._lock:
             self._given_back(closure, link)
             self._end(closure)
             closure.value._set(result)
-            self._changed.notify_all()
+            self._wake()
 
     def failed(self, closure: Closure, link: Link, error: BaseException) -> None:
         """Notes that a closure has raised an error: those that wait are cancelled."""
-        with self._changed:
+        with self._lock:
             self._given_back(closure, link)
             self._end(closure)
             closure.value._fail(error)
@@ -261,18 +275,29 @@ class ClosureQueue:
             for other in self._waiting:
                 self._cancel(other)
             self._waiting.clear()
-            self._changed.notify_all()
+            self._wake_all()
 
     def cancelled(self, closure: Closure, link: Link) -> None:
         """Notes that a worker has left a closure out, since one before it failed."""
-        with self._changed:
+        with self._lock:
             self._given_back(closure, link)
             self._cancel(closure)
-            self._changed.notify_all()
+            self._wake()
 
     def _given_back(self, closure: Closure, link: Link) -> None:
         self._running.discard(closure)
         link.running -= 1
+
+    def _wake(self) -> None:
+        """Wakes the threads to which the end of one closure may mean something."""
+        if self._waiting or self._lonely:
+            self._for_workers.notify_all()
+        if self._awaited or not self._is_busy():
+            self._for_callers.notify_all()
+
+    def _wake_all(self) -> None:
+        self._for_workers.notify_all()
+        self._for_callers.notify_all()
 
     def _end(self, closure: Closure) -> None:
         self._numbers.close(closure.number)

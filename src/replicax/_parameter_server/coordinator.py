@@ -21,7 +21,7 @@ from replicax._parameter_server.planner import Planner, ScheduledCall
 from replicax._parameter_server.remote_value import RemoteValue, RemoteValueImpl, SeveralSteps
 from replicax._parameter_server.scheduling import Kinds
 from replicax._parameter_server.worker_links import MOST_LOST, WorkerLink
-from replicax._parameter_server.worker_values import MadeValue
+from replicax._parameter_server.worker_values import MadeValue, with_examples
 
 if TYPE_CHECKING:
     from replicax._tracing.context import StrategyLike
@@ -94,13 +94,15 @@ class ClusterCoordinator:
             Exception: that of a function which was scheduled before and failed; what waited is cancelled.
         """
         function, args, kwargs = _bound(fn, tuple(args) if args is not None else (), kwargs or {})
-        if any(isinstance(leaf, RemoteValue) for leaf in nest.leaves((args, kwargs))):
+        leaves = nest.leaves((args, kwargs))
+        if any(isinstance(leaf, RemoteValue) for leaf in leaves):
             raise ValueError(
                 "`tf.distribute.experimental.coordinator.RemoteValue` used as an input to scheduled function is not "
                 "yet supported."
             )
-        call, plan = self._planner.planned(function, args, kwargs)
-        made = [leaf for leaf in nest.leaves((args, kwargs)) if isinstance(leaf, MadeValue)]
+        made = [leaf for leaf in leaves if isinstance(leaf, MadeValue)]
+        given = with_examples((args, kwargs)) if made else (args, kwargs)
+        call, plan = self._planner.planned(function, *given)
         values = [RemoteValueImpl(self._queue.wait_for) for _ in range(function.steps_per_call)]
         numbers = [self._cluster.numbers.open() for _ in values]
         try:

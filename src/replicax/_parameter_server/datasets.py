@@ -103,6 +103,7 @@ class PerWorkerDistributedIterator(PerWorkerValue, ElementIterator):
         self.dataset = self._dataset = dataset
         self.key = f"iterator {next(self._numbers)}"
         self._known: Kinds | None = None  # of a first element
+        self._zeros: tuple[Kinds, list[jax.Array]] | None = None  # the arrays that were made up last
 
     @property
     def element_spec(self) -> Tree:
@@ -120,8 +121,10 @@ class PerWorkerDistributedIterator(PerWorkerValue, ElementIterator):
         if tracing is None:
             raise NotImplementedError(_NOT_HERE)
         kinds = tracing.next_kinds() or self._first_kinds()
+        if self._zeros is None or self._zeros[0] != kinds:
+            self._zeros = kinds, [jnp.zeros(shape, dtype) for shape, dtype in kinds]
         tree: PyTreeDef = jax.tree.structure(self.element_spec)
-        return tree.unflatten([jnp.zeros(shape, dtype) for shape, dtype in kinds])
+        return tree.unflatten(self._zeros[1])
 
     def _first_kinds(self) -> Kinds:
         if self._known is None:

@@ -12,7 +12,6 @@ from typing import Any, TypeGuard, cast
 import jax
 import numpy as np
 
-from replicax._base import nest
 from replicax._base.errors import CancelledError
 from replicax._base.messages import received, shown
 from replicax._base.types import Tree
@@ -236,11 +235,6 @@ class ScheduledCall(Closure):
         return cast(list[PerWorkerDistributedIterator], found)
 
 
-def with_examples(nested: Tree) -> Tree:
-    """Returns arguments with the examples of values that workers make for themselves."""
-    return nest.map_structure(lambda leaf: leaf.example if isinstance(leaf, MadeValue) else leaf, nested)
-
-
 class Planner:
     """Makes the plans of one coordinator.
 
@@ -261,7 +255,7 @@ class Planner:
         if function.input_signature is not None:
             args, kwargs = bind_declared(function.input_signature, args, kwargs)
         with self._lock, self._scope():
-            call = CallSignature(*with_examples((args, kwargs)))
+            call = CallSignature(args, kwargs)
             return call, self._plan(function, call, ())
 
     def planned_again(self, closure: ScheduledCall, kinds: Sequence[Kinds]) -> Plan:

@@ -41,11 +41,13 @@ class RemoteValueImpl(RemoteValue):
         self._ended = threading.Event()
         self._wait = waiting
         self._result: Tree = None
+        self._make: Callable[[], Tree] | None = None  # makes the result, until somebody has asked for it
         self._error: BaseException | None = None
 
-    def _set(self, result: Tree) -> None:
+    def _set(self, make: Callable[[], Tree]) -> None:
+        """Notes the end of the closure, and what makes its result, for which nobody may ask."""
         if not self._ended.is_set():
-            self._result = result
+            self._make = make
             self._ended.set()
 
     def _fail(self, error: BaseException) -> None:
@@ -59,6 +61,9 @@ class RemoteValueImpl(RemoteValue):
         if self._error is not None:
             with _own_traceback(self._error) as error:
                 raise error
+        if (make := self._make) is not None:
+            self._result = make()
+            self._make = None
         return self._result
 
     def fetch(self) -> Tree:

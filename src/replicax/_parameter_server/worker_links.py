@@ -247,11 +247,11 @@ class WorkerLink:
         if "cancelled" in answer:
             return self._queue.cancelled(closure, self)
         if "over" in answer:
-            return self._queue.ended(closure, self, OVER)
+            return self._queue.ended(closure, self, lambda: OVER)
         count = answer["results"]
         if len(arrays) > count:
             closure.plan.call_back(arrays[count:])
-        self._queue.ended(closure, self, closure.plan.result(arrays[:count]))
+        self._queue.ended(closure, self, functools.partial(closure.plan.result, arrays[:count]))
 
     def _answer(self, session: _Session, closure: ScheduledCall, begun: Mapping[str, object]) -> Answer:
         """Returns what the worker makes of a closure."""

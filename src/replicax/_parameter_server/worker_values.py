@@ -45,6 +45,11 @@ class MadeValue(PerWorkerValue):
         return self._places.get(id(array))
 
 
+def with_examples(nested: Tree) -> Tree:
+    """Returns arguments with the examples of values that workers make for themselves."""
+    return nest.map_structure(lambda leaf: leaf.example if isinstance(leaf, MadeValue) else leaf, nested)
+
+
 def own_arrays(source: Callable[[], Tree]) -> list[jax.Array]:
     """Returns the leaves of a worker's own value."""
     return nest.values(nest.map_values(_array, source()))

@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -158,6 +159,25 @@ class _Channels:
         return grpc.secure_channel(target, grpc_settings.channel_credentials(self.secret), options)
 
 
+class _Lane:
+    """Calls that follow each other over one stream, which costs each of them a third of a gRPC call of its own."""
+
+    def __init__(self, opened: Callable[[Iterator[bytes]], Any]):
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._answers = opened(iter(self._requests.get, None))
+
+    def call(self, request: bytes) -> bytes:
+        """Sends a request and returns its answer."""
+        self._requests.put(request)
+        answer: bytes = next(self._answers)
+        return answer
+
+    def close(self) -> None:
+        """Ends the stream."""
+        self._requests.put(None)
+        self._answers.cancel()
+
+
 class _RemoteLink(_Link):
     """A connection to another process. It comes about by a greeting, which lasts as long as the connection."""
 
@@ -169,6 +189,8 @@ class _RemoteLink(_Link):
         super().__init__(self._greeted(timeout))
         self._calls = channels.made(grpc_settings.CALLS)
         self._call = self._calls.unary_unary(f"/{grpc_settings.SERVICE}/call")
+        self._lane = self._calls.stream_stream(f"/{grpc_settings.SERVICE}/lane")
+        self._lanes: list[_Lane] = []  # those over which no call is under way
         self._send = self._calls.stream_unary(f"/{grpc_settings.SERVICE}/send")
         self._fetch = self._calls.unary_stream(f"/{grpc_settings.SERVICE}/fetch")
         self._greeting.add_done_callback(lambda ended: self.end(self._failure(ended)))
@@ -233,10 +255,13 @@ class _RemoteLink(_Link):
     def _answer(self, message: Message, until: _Until) -> tuple[list[Any], list[Any]]:
         """Sends a message and returns the answer; large ones go in parts."""
         data: bytes | memoryview
-        if message.size <= LARGE:
-            data = self._call(message.joined(), until.left())
+        left = until.left()
+        if message.size > LARGE:
+            data = self._send(message.parts(), left)
+        elif left is not None:
+            data = self._call(message.joined(), left)
         else:
-            data = self._send(message.parts(), until.left())
+            data = self._over_lane(message.joined())
         self._counts.add(received=len(data))
         (kind, answer), values = parsed(data)
         if kind == WAITS:
@@ -245,6 +270,26 @@ class _RemoteLink(_Link):
             self._counts.add(received=len(data))
             (kind, answer), values = parsed(data)
         return [kind, answer], values
+
+    def _over_lane(self, request: bytes) -> bytes:
+        try:
+            lane = self._lanes.pop()
+        except IndexError:
+            lane = _Lane(self._lane)
+        try:
+            answer = lane.call(request)
+        except BaseException:
+            lane.close()
+            raise
+        self._lanes.append(lane)
+        if self.lost is not None:  # it may have come back too late to be closed with the others
+            self._close_lanes()
+        return answer
+
+    def _close_lanes(self) -> None:
+        while self._lanes:
+            with contextlib.suppress(IndexError):  # two threads may do so
+                self._lanes.pop().close()
 
     def _failed(self, error: Any, method: str, timeout: float | None) -> Exception:
         if self.lost is not None:  # and with it the calls that were under way
@@ -258,6 +303,7 @@ class _RemoteLink(_Link):
 
     def close(self) -> None:
         self._greeting.cancel()
+        self._close_lanes()
         self._calls.close()
 
 

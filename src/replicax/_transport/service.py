@@ -78,6 +78,7 @@ class Service:
                     {
                         "greet": grpc.unary_stream_rpc_method_handler(self._greet),
                         "call": grpc.unary_unary_rpc_method_handler(self._call),
+                        "lane": grpc.stream_stream_rpc_method_handler(self._lane),
                         "send": grpc.stream_unary_rpc_method_handler(self._send),
                         "fetch": grpc.unary_stream_rpc_method_handler(self._fetch),
                     },
@@ -177,6 +178,9 @@ class Service:
         if context.is_active():  # else nobody fetches it
             caller.answers[number] = answer
         return Message([WAITS, {"number": number}]).joined()
+
+    def _lane(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        return (self._call(request, context) for request in requests)
 
     def _raised(self, error: BaseException) -> Message:
         head, arrays = described(error, trusted=self._secret is not None)

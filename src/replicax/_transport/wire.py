@@ -22,8 +22,9 @@ Array: TypeAlias = "npt.NDArray[Any]"
 Bytes: TypeAlias = "bytes | memoryview"
 
 CHUNK = 1 << 20  # bytes of a part of a large message
-LARGE = 2 << 20  # bytes; a longer message goes in parts
+LARGE = 8 << 20  # bytes; a longer message goes in parts
 
+_as_json, _from_json = json.JSONEncoder(separators=(",", ":")).encode, json.JSONDecoder().decode
 _ALIGNMENT = 64  # what XLA wants of an array that it uses where it lies
 _LENGTH = struct.Struct("<I")
 _TOTAL = struct.Struct("<Q")
@@ -47,7 +48,7 @@ class Message:
             specs.append(spec)
             buffers.append(data)
         try:
-            head = json.dumps([*meta, specs], separators=(",", ":")).encode()
+            head = _as_json([*meta, specs]).encode()
         except (TypeError, ValueError) as error:
             raise TypeError(f"The head of a message has values that JSON does not have: {error}") from error
         self._segments: list[Bytes] = [_LENGTH.pack(len(head)) + head]
@@ -114,7 +115,7 @@ def parsed(message: bytes | memoryview) -> tuple[list[Any], list[Any]]:
 def _parsed(view: memoryview) -> tuple[list[Any], list[Any]]:
     (length,) = _LENGTH.unpack(view[: _LENGTH.size])
     end = _LENGTH.size + length
-    meta = json.loads(bytes(view[_LENGTH.size : end]))
+    meta = _from_json(str(view[_LENGTH.size : end], "utf-8"))
     if end > len(view) or not isinstance(meta, list) or not isinstance(meta[-1], list):
         raise ValueError("no header of a message")
     arrays = []
