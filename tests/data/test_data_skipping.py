@@ -206,3 +206,19 @@ def test_what_cannot_be_skipped_is_named(monkeypatch):
         going_on(R(90).filter(lambda x: x % 2 == 0).map(lambda x: x).shuffle(4, seed=1))
     with pytest.warns(UserWarning, match=text.format("from_generator")):
         going_on(Dataset.from_generator(lambda: iter(range(20))).batch(1).prefetch(1))
+
+
+BATCHES_OF_ROWS = {
+    "shuffle": lambda batches: batches.shuffle(3, seed=1).repeat(2),
+    "interleave": lambda batches: batches.interleave(Dataset.from_tensor_slices, cycle_length=2),
+    "flat_map": lambda batches: batches.flat_map(Dataset.from_tensor_slices),
+    "sampled": lambda batches: Dataset.sample_from_datasets([batches, batches], seed=2),
+    "chosen": lambda batches: Dataset.choose_from_datasets([batches, batches], R(2).repeat()),
+}
+
+
+@pytest.mark.parametrize("drop_remainder", [False, True])
+@pytest.mark.parametrize("name", BATCHES_OF_ROWS)
+def test_batches_of_rows_go_on_at_each_place(name, drop_remainder):
+    rows = Dataset.from_tensor_slices(np.arange(17)).shuffle(9, seed=5)
+    check_restored_everywhere(lambda: BATCHES_OF_ROWS[name](rows.batch(4, drop_remainder)))

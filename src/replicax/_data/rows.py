@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
@@ -75,7 +76,12 @@ class RowBatches(Iterator[Tree]):
 
     def deferred(self, skip: Skip) -> Iterator[Tree]:
         """Returns the batches, to be fetched later where they are skipped."""
-        return deferred(skip, self._fetch, iter(self._next_numbers, None), lambda rest: self)
+        return deferred(skip, self._fetch, self._all_numbers(), lambda rest: self)
+
+    def _all_numbers(self) -> Iterator[np.ndarray]:
+        with contextlib.suppress(StopIteration):
+            while True:
+                yield self._next_numbers()
 
     def _next_numbers(self) -> np.ndarray:
         numbers = self._next(self.size)
