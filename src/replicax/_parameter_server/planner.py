@@ -7,6 +7,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeGuard, cast
 
 import jax
@@ -28,13 +29,21 @@ from replicax._parameter_server.cut import cut
 from replicax._parameter_server.cut_types import Cut, ServedLeaf, Take, Update
 from replicax._parameter_server.datasets import PerWorkerDistributedIterator, kinds_of
 from replicax._parameter_server.places import Place
-from replicax._parameter_server.plans import UpdateProgram, WorkerPlan, WorkerUpdate, sent_plan, sent_update
+from replicax._parameter_server.plans import (
+    Arrays,
+    Compiled,
+    UpdateProgram,
+    WorkerPlan,
+    WorkerUpdate,
+    sent_plan,
+    sent_update,
+)
 from replicax._parameter_server.remote_value import RemoteValueImpl
 from replicax._parameter_server.scheduling import Kinds
 from replicax._parameter_server.servers import Call
 from replicax._parameter_server.variables import ServedStorage
 from replicax._parameter_server.worker_values import MadeValue, Placed, places_of
-from replicax._tracing import frames
+from replicax._tracing import frames, step_failures
 from replicax._tracing.context import StrategyLike
 from replicax._tracing.dataset_reads import element_arrays
 
@@ -150,7 +159,27 @@ class Plan:
                 "Workers in other processes cannot do that: print or assert outside of loops, and make values in "
                 "functions of datasets."
             )
-        return sent_plan(self.worker, self.cut, platform, local)
+        head, arrays = sent_plan(self.worker, self.cut, platform, local)
+        if self.cut.has_callbacks:
+            plan = cast(WorkerPlan, head["plan"])
+            head = {"plan": replace(plan, compute=self._raising(plan.compute))}
+        return head, arrays
+
+    def _raising(self, compute: Compiled) -> Compiled:
+        """Returns the same as a function that raises what the Python functions raise that it calls back."""
+        guard, name = self.program._guard, self.program.name
+        assert guard is not None
+
+        def raising(*arrays: Arrays) -> list[jax.Array]:
+            with guard:
+                found = compute(*arrays)
+                interrupt = step_failures.wait_for(found)
+                error = guard.error(name)
+            if error is not None or interrupt is not None:
+                raise cast(BaseException, error or interrupt)
+            return found
+
+        return raising
 
     def arguments(self, call: CallSignature) -> list[jax.Array]:
         """Returns the arrays of a call, and behind them the values of variables that are in this process."""

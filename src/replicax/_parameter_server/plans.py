@@ -16,7 +16,7 @@ from replicax._parameter_server.scheduling import Kinds
 
 Arrays = Sequence[np.ndarray | jax.Array]
 _Kinds = Sequence[Sequence[jax.ShapeDtypeStruct]]
-_Compiled = Callable[..., list[jax.Array]]
+Compiled = Callable[..., list[jax.Array]]
 
 
 def _nothing(*arrays: object) -> list[jax.Array]:
@@ -70,8 +70,8 @@ class WorkerPlan:
     answers: tuple[tuple[int, int, int], ...]
     local: int
     asks_first: bool
-    index: _Compiled = _nothing
-    compute: _Compiled = _nothing
+    index: Compiled = _nothing
+    compute: Compiled = _nothing
 
     def split(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
         """Returns the arrays that come with a call apart: those of the call, and the values of variables."""
@@ -99,7 +99,7 @@ class UpdateProgram:
     writes: tuple[str, ...]
     reads: tuple[str, ...]
     takes: tuple[int | None, ...]
-    compiled: _Compiled = _nothing
+    compiled: Compiled = _nothing
 
     def __call__(self, olds: Arrays, read: Arrays, shipped: Arrays) -> tuple[list[jax.Array], list[jax.Array]]:
         remaining, arrays = iter(shipped), list[np.ndarray | jax.Array]()
@@ -124,7 +124,7 @@ def _padded(ids: Any, rows: Any, nothing: int) -> list[np.ndarray]:
 # Stages, compiled here or sent elsewhere.
 
 
-def compiled(stage: Stage, donates: bool = False) -> _Compiled:
+def compiled(stage: Stage, donates: bool = False) -> Compiled:
     """Returns a stage, compiled for this process."""
     return _with_64_bits(stage.function, donates)
 
@@ -159,11 +159,11 @@ def _any_number(takes: Sequence[int | None], avals: Sequence[jax.ShapeDtypeStruc
     return found
 
 
-def _loaded(data: np.ndarray, donates: bool = False) -> _Compiled:
+def _loaded(data: np.ndarray, donates: bool = False) -> Compiled:
     return _with_64_bits(jax.export.deserialize(bytearray(data.tobytes())).call, donates)
 
 
-def _with_64_bits(function: Callable[..., Any], donates: bool) -> _Compiled:
+def _with_64_bits(function: Callable[..., Any], donates: bool) -> Compiled:
     """Returns a function compiled; the types of its arrays are its own, whatever a process has for defaults."""
     program = jax.jit(function, donate_argnums=(0,) if donates else ())
 

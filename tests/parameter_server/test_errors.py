@@ -1,0 +1,60 @@
+"""Errors of programs that have to do with variables on parameter servers: what raises them, and who learns of them."""
+
+from __future__ import annotations
+
+import pytest
+from ps_clusters import ENVIRONMENT
+
+HEAD = """
+    import gc, threading
+    import jax, jax.numpy as jnp, numpy as np
+    import replicax as rx
+    import replicax.tf as tf
+    from ps_clusters import Cluster
+    def raised(function, *args, **kwargs):
+        try:
+            return "nothing", function(*args, **kwargs)
+        except Exception as error:
+            return type(error).__name__, str(error), "".join(getattr(error, "__notes__", ()))
+"""
+
+
+@pytest.fixture
+def run(run_well):
+    return lambda code: run_well(code, head=HEAD, env=ENVIRONMENT)
+
+
+def test_errors_of_callbacks_in_what_workers_compute_are_raised(run):
+    run("""
+        def host(x):
+            if failing:
+                raise KeyError("no such word")
+            return np.float32(2 * x)
+        with Cluster(workers=1, servers=1) as cluster:
+            co = cluster.coordinator
+            with cluster.strategy.scope():
+                v = rx.Variable(1.0)
+            @rx.function
+            def step():
+                v.assign(jax.pure_callback(host, jax.ShapeDtypeStruct((), "float32"), v.value() + 3))
+                return v.value()
+            @rx.function
+            def loop():
+                def body(i, x):
+                    tf.debugging.assert_less(x, 3.0, message="grew")
+                    return x + 1
+                v.assign(jax.lax.fori_loop(0, 5, body, v.value()))
+            for call in (step, lambda: co.schedule(step).fetch()):
+                failing = True
+                kind, text, note = raised(call)
+                assert kind == "KeyError" and "no such word" in text and "calls back" in note, (kind, text, note)
+                assert v.numpy() == 1
+                raised(co.join)
+                failing = False
+                assert call() == 8 and v.numpy() == 8
+                v.assign(1.0)
+            for call in (loop, lambda: co.schedule(loop).fetch()):
+                kind, text, _ = raised(call)
+                assert kind == "InvalidArgumentError" and "grew" in text, (kind, text)
+                assert v.numpy() == 1
+    """)
