@@ -331,6 +331,13 @@ def test_options_that_do_not_fit_are_refused(options, message, tmp_path):
     assert message in launch.err and not launch.out
 
 
+def test_several_machines_do_not_start_without_authentication(tmp_path):
+    options = "--workers 2 --ps 1 --coordinator 192.0.2.1:4000 --worker-rank 0"
+    with Launch(tmp_path, options, "print('started')", env={"REPLICAX_JOB_SECRET": "none"}) as launch:
+        assert launch.wait() == 2
+    assert "needs the job's secret, and REPLICAX_JOB_SECRET is 'none'. Make one" in launch.err and not launch.out
+
+
 # Several machines.
 
 SECRET = {"REPLICAX_JOB_SECRET": "of these tests"}

@@ -151,3 +151,42 @@ def test_who_has_the_secret_and_sends_no_message_of_ours_ends_nothing(run_python
         env=ENVIRONMENT,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_beyond_the_loopback_nothing_is_unpickled_without_a_secret(run_well):
+    run_well(
+        """
+        import os, warnings
+        from tasks import raised
+        warnings.simplefilter("ignore")
+        import replicax as rx
+        from replicax.coordinator import Server
+        for address in ("0.0.0.0:0", "192.0.2.77:2222"):  # any interface, and an address that this machine lacks
+            os.environ["REPLICAX_JOB_SECRET"] = "none"
+            error = raised(lambda: Server({"worker": [address]}))
+            assert isinstance(error, rx.JobError), error
+            for words in ("run code for whoever can reach it", "REPLICAX_JOB_SECRET is 'none'. Make one with `python"):
+                assert words in str(error), error
+        remote = rx.experimental.rpc.Server.create("grpc", "0.0.0.0:0")  # registered functions alone
+        remote.start()
+        remote.stop()
+        os.environ["REPLICAX_JOB_SECRET"] = "with a secret it may"
+        Server({"worker": ["0.0.0.0:0"]})._service.stop()
+        """,
+        env=ENVIRONMENT,
+    )
+
+
+def test_on_the_loopback_functions_of_datasets_are_sent_without_a_secret_too(run_well):
+    run_well(
+        """
+        from ps_clusters import Cluster
+        import replicax as rx
+        with Cluster(workers=1, servers=1, processes=True) as cluster:
+            coordinator = cluster.coordinator
+            iterator = iter(coordinator.create_per_worker_dataset(lambda: rx.data.Dataset.range(3)))
+            take = rx.function(lambda iterator: next(iterator))
+            assert coordinator.schedule(take, args=(iterator,)).fetch() == 0
+        """,
+        env={**ENVIRONMENT, "REPLICAX_JOB_SECRET": "none"},
+    )

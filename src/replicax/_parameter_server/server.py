@@ -70,7 +70,8 @@ class Server:
         address = spec.task_address(self._def.job_name, self._def.task_index)
         self._tasks = ParameterServer(), Worker()
         methods = {name: method for task in self._tasks for name, method in task.methods().items()}
-        self._service = Service(address, methods, job=job, name=f"{self._def.job_name} {self._def.task_index}")
+        name = f"{self._def.job_name} {self._def.task_index}"
+        self._service = Service(address, methods, job=job, name=name, unpickles=True)
         self._started = False
         if start:
             self.start()

@@ -26,11 +26,9 @@ from replicax._job.channel import is_own
 SECRET, SECRET_FILE = "REPLICAX_JOB_SECRET", "REPLICAX_JOB_SECRET_FILE"
 HOST_NAME = "replicax-job"  # the name in the certificate, whatever the address
 
-_HOW = (
-    'Make one with `python -c "import secrets; print(secrets.token_hex())" > job-secret`, give that file to every '
-    f"machine, readable by you alone, and set {SECRET_FILE} to its path in every task. `replicax launch` makes one "
-    f"by itself for the tasks of one machine. {SECRET}=none turns authentication and encryption off, for networks that "
-    "nobody else can reach."
+HOW = (
+    'Make one with `python -c "import secrets; print(secrets.token_hex())" > job-secret; chmod 600 job-secret`, copy '
+    f"the file to each machine, and set {SECRET_FILE} to its path there (or {SECRET} to its content)."
 )
 
 
@@ -56,8 +54,17 @@ def job_secret(addresses: Iterable[str]) -> bytes | None:
     if path := os.environ.get(SECRET_FILE, "").strip():
         return _of_file(path)
     if beyond := [address for address in addresses if not is_loopback(address)]:
-        raise JobError(f"Tasks at addresses beyond this machine, such as {beyond[0]!r}, need a secret. {_HOW}")
+        raise JobError(f"Tasks at addresses beyond this machine, such as {beyond[0]!r}, need a secret. {HOW}")
     return _of_user()
+
+
+def refuse_pickles(secret: bytes | None, address: str) -> None:
+    """Raises JobError where a task that unpickles what comes would listen to strangers on other machines."""
+    if secret is None and not is_loopback(address):
+        raise JobError(
+            f"A task at {address} would run code for whoever can reach it, since functions and datasets are sent by "
+            f"pickle: it needs the job's secret, and {SECRET} is 'none'. {HOW}"
+        )
 
 
 def is_loopback(address: str) -> bool:
@@ -79,9 +86,9 @@ def _of_file(path: str) -> bytes:
     try:
         found = Path(path).read_bytes().strip()
     except OSError as error:
-        raise JobError(f"The file that {SECRET_FILE} names cannot be read: {error}. {_HOW}") from error
+        raise JobError(f"The file that {SECRET_FILE} names cannot be read: {error}. {HOW}") from error
     if not found:
-        raise JobError(f"The file that {SECRET_FILE} names, {path!r}, is empty. {_HOW}")
+        raise JobError(f"The file that {SECRET_FILE} names, {path!r}, is empty. {HOW}")
     return found
 
 
@@ -117,7 +124,7 @@ def _own_folder() -> Path:
             errors.append(str(error))
         else:
             return folder
-    raise JobError(f"There is no place for a secret of this user: {'; '.join(errors)}. {_HOW}")
+    raise JobError(f"There is no place for a secret of this user: {'; '.join(errors)}. {HOW}")
 
 
 def _own_content(path: Path) -> bytes:
@@ -134,11 +141,11 @@ def _require_private(path: Path, found: os.stat_result) -> None:
     if not hasattr(os, "getuid"):  # Windows: folders of a user are private by their place
         return
     if found.st_uid != os.getuid():
-        raise JobError(f"{path}, which is to have a secret of this user, belongs to another user. Delete it. {_HOW}")
+        raise JobError(f"{path}, which is to have a secret of this user, belongs to another user. Delete it. {HOW}")
     if stat.S_IMODE(found.st_mode) & 0o077:
         raise JobError(
             f"{path}, which is to have a secret of this user, is open to other users (mode "
-            f"{stat.S_IMODE(found.st_mode):04o}). Delete {path}; a new one is then made. {_HOW}"
+            f"{stat.S_IMODE(found.st_mode):04o}). Delete {path}; a new one is then made. {HOW}"
         )
 
 

@@ -18,7 +18,7 @@ from replicax._job.preflight import own_version
 from replicax._transport import grpc_settings
 from replicax._transport.errors import described
 from replicax._transport.handlers import Caller, Handler, Request, handle, instance
-from replicax._transport.secret import job_secret
+from replicax._transport.secret import job_secret, refuse_pickles
 from replicax._transport.wire import LARGE, Message, gathered, parsed
 
 # What an answer begins with: the handler's answer; its exception; the number under which a large answer waits; the
@@ -51,20 +51,30 @@ class Service:
         methods: what other tasks can call, by name. Handlers run at the same time, each in a thread.
         job: the addresses of all tasks, from which `job_secret` sees whether a secret is needed.
         name: what messages call the task, such as "worker 1".
+        unpickles: whether methods unpickle what comes, which lets whoever can connect run code.
 
     Attributes:
         address: the address with the port at which the service listens.
 
     Raises:
-        JobError: there is no secret where one is needed.
+        JobError: there is no secret where one is needed, or `unpickles` beyond the loopback without a secret.
         OSError: nothing can listen at the address.
     """
 
-    def __init__(self, address: str, methods: Mapping[str, Handler], *, job: Sequence[str] = (), name: str = ""):
+    def __init__(
+        self,
+        address: str,
+        methods: Mapping[str, Handler],
+        *,
+        job: Sequence[str] = (),
+        name: str = "",
+        unpickles: bool = False,
+    ):
         self.pid = os.getpid()
         self.name = name
         self.methods = dict(methods)
         self._secret = job_secret([address, *job])
+        self._unpickles = unpickles
         self._stopped = threading.Event()
         self._callers: dict[str, Caller] = {}
         self._numbers = itertools.count()
@@ -96,6 +106,8 @@ class Service:
         host, port = (address.rpartition(":")[0].strip("[]"), 0) if address.endswith(":0") else parse(address)
         host = host or "localhost"
         at = join_address(interface(host), port)
+        if self._unpickles:
+            refuse_pickles(self._secret, at)
         try:
             if self._secret is None:
                 found = self._server.add_insecure_port(at)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from replicax._job.channel import join_address
-from replicax._transport.secret import SECRET, SECRET_FILE, is_loopback
+from replicax._transport.secret import HOW, SECRET, SECRET_FILE, is_loopback, refuse_pickles
 from replicax._transport.secret import job_secret as of_task
 from replicax.launch._environment import LaunchError
 
@@ -40,12 +40,9 @@ def job_secret(environment: Mapping[str, str], coordinator: tuple[str, int] | No
     if coordinator is None and not given:
         return Secret("", {SECRET: secrets.token_hex(32)})
     if not (given or is_loopback(where)):
-        raise LaunchError(
-            f"Tasks on several machines need a secret, the same on each of them. Make one with "
-            f'`python -c "import secrets; print(secrets.token_hex())" > job-secret; chmod 600 job-secret`, copy the '
-            f"file to each machine, and set {SECRET_FILE} to its path there (or {SECRET} to its content)."
-        )
+        raise LaunchError(f"Tasks on several machines need a secret, the same on each of them. {HOW}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # each task warns where there is none
         secret = of_task([where])
+    refuse_pickles(secret, where)
     return Secret("none" if secret is None else hmac.digest(secret, b"replicax launch", "sha256").hex(), {})
