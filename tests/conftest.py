@@ -206,6 +206,19 @@ def run_well(run_python: Callable[..., Finished]) -> Callable[..., Finished]:
     return run
 
 
+@pytest.fixture
+def run_here(tmp_path: Path) -> Callable[..., None]:
+    """`run_here(code, *, head="")` runs a program in this process, which is quicker where it cannot do any harm."""
+
+    def run(code: str, *, head: str = "") -> None:
+        program = tmp_path / "program.py"
+        program.write_text(textwrap.dedent(head) + textwrap.dedent(code), encoding="utf-8")
+        names: dict[str, object] = {"__name__": "program", "__file__": str(program)}
+        exec(compile(program.read_text(encoding="utf-8"), str(program), "exec"), names)
+
+    return run
+
+
 _TENSORFLOW_START = """\
 import copy, os, pickle, sys, tempfile
 import numpy as np

@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
 from processes import free_ports
 
 import replicax as rx
-from replicax.coordinator import ClusterCoordinator, Server
+from replicax.coordinator import ClusterCoordinator, Server, experimental_get_current_worker_index
 
 ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parent), "REPLICAX_START_TIMEOUT": "60"}
 
@@ -35,6 +38,55 @@ exec(sys.argv[4])
 server = Server(json.loads(sys.argv[1]), job_name=sys.argv[2], task_index=int(sys.argv[3]), protocol="grpc")
 print("up", flush=True)
 server.join()
+"""
+
+# Workers that say when they are about to update for a function named "watched", and when they have; each time a line of
+# input lets them go on.
+UPDATES = """
+    import sys
+    from replicax._parameter_server import execution
+    real = execution.update
+    def update(plan, *args):
+        if "watched" not in plan.key:
+            return real(plan, *args)
+        print("updates", flush=True)
+        assert sys.stdin.readline()
+        try:
+            found = real(plan, *args)
+        except Exception as error:
+            print(f"failed: {error}", flush=True)
+            raise
+        print("updated", flush=True)
+        assert sys.stdin.readline()
+        return found
+    execution.update = update
+"""
+
+# Parameter servers that say how many coordinators they still know, when they have forgotten one.
+FORGETS = """
+    from replicax._parameter_server.parameter_server import ParameterServer
+    forget = ParameterServer._forget
+    def forgets(self, owner):
+        forget(self, owner)
+        print(f"forgotten, {len(self._owners)} left", flush=True)
+    ParameterServer._forget = forgets
+"""
+
+_COORDINATOR = """
+import json, sys
+import replicax as rx
+from replicax.coordinator import ClusterCoordinator
+resolver = rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec(json.loads(sys.argv[1])), rpc_layer="grpc")
+strategy = rx.ParameterServerStrategy(resolver)
+with strategy.scope():
+    count = rx.Variable(0)
+coordinator = ClusterCoordinator(strategy)
+step = rx.function(lambda: count.assign_add(1))
+coordinator.schedule(step).fetch()
+print("up", flush=True)
+for _ in range(100_000):
+    coordinator.schedule(step)
+coordinator.join()
 """
 
 
@@ -69,6 +121,14 @@ class Cluster:
         self._env = {**os.environ, "JAX_PLATFORMS": "cpu", **(env or {})}
         self.tasks: dict[tuple[str, int], subprocess.Popen[str]] = {}
         self._local: list[Server] = []
+        self.strategy: rx.ParameterServerStrategy | None = None
+        try:
+            self._begin(processes, partitioner)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, processes: bool, partitioner: Callable[..., Sequence[int]] | None) -> None:
         names = [(job, index) for job, tasks in self.spec.items() for index in range(len(tasks))]
         if processes:
             for job, index in names:
@@ -76,10 +136,35 @@ class Cluster:
             for name in names:
                 self.wait_until_up(*name)
         else:
-            self._local = [Server(self.spec, job_name=job, task_index=index) for job, index in names]
+            self._local += (Server(self.spec, job_name=job, task_index=index) for job, index in names)
+        self.use(partitioner)
+
+    def use(self, partitioner: Callable[..., Sequence[int]] | None = None) -> None:
+        """Makes a strategy and its coordinator, in place of those that there were."""
+        if self.strategy is not None:
+            self.strategy._cluster.close()
         resolver = rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec(self.spec), rpc_layer="grpc")
         self.strategy = rx.ParameterServerStrategy(resolver, partitioner)
         self.coordinator = ClusterCoordinator(self.strategy)
+
+    def start_coordinator(self) -> subprocess.Popen[str]:
+        """Starts another coordinator of the tasks in a process, and waits until it has scheduled functions."""
+        command = [sys.executable, "-c", _COORDINATOR, json.dumps(self.spec)]
+        started = subprocess.Popen(command, text=True, env=self._env, stdout=subprocess.PIPE)
+        assert started.stdout is not None and started.stdout.readline() == "up\n"
+        return started
+
+    def patience(self, seconds: float) -> None:
+        """Has the coordinator wait so long without any worker, from the next wait on."""
+        self.coordinator._queue._timeout = seconds
+
+    def wait_for_workers(self, count: int) -> None:
+        """Waits until so many workers run functions."""
+        index = rx.function(lambda: experimental_get_current_worker_index() + 0)
+        seen: set[int] = set()
+        while len(seen) < count:
+            values = [self.coordinator.schedule(index) for _ in range(2 * count)]
+            seen = {int(value.fetch()) for value in values}
 
     def start(self, job: str, index: int) -> None:
         """Starts a task in a process."""
@@ -97,6 +182,16 @@ class Cluster:
         output = self.tasks[job, index].stdout
         assert output is not None
         return output.readline().rstrip("\n")
+
+    def first_to_speak(self) -> tuple[int, int]:
+        """Waits until one of two workers has printed something; returns its index and the other one's."""
+        with selectors.DefaultSelector() as selector:
+            for index in range(2):
+                output = self.tasks["worker", index].stdout
+                assert output is not None
+                selector.register(output, selectors.EVENT_READ, index)
+            (key, _), *_ = selector.select()
+        return key.data, 1 - key.data
 
     def say(self, job: str, index: int, line: str = "go") -> None:
         """Writes a line to a task's input."""
@@ -123,9 +218,44 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.strategy._cluster.close()
+        self.close()
+
+    def close(self) -> None:
+        """Ends the strategy and all tasks."""
+        if self.strategy is not None:
+            self.strategy._cluster.close()
         for task in self.tasks.values():
             task.kill()
             task.wait()
         for server in self._local:
             server._service.stop()
+
+
+class Blocked:
+    """Makes a dataset of ones on a worker in this process, which come when the program lets them.
+
+    Attributes:
+        begun: is set when an element is asked for.
+        go: has it come when it is set.
+    """
+
+    def __init__(self, elements: int = 1):
+        self.begun, self.go = threading.Event(), threading.Event()
+        self._elements = elements
+
+    def __call__(self) -> rx.data.Dataset:
+        return rx.data.Dataset.from_generator(self._generate, output_signature=rx.TensorSpec([]))
+
+    def _generate(self) -> Iterator[np.float32]:
+        for _ in range(self._elements):
+            self.begun.set()
+            self.go.wait()
+            yield np.float32(1)
+
+
+def raised(function: Callable[..., object], *args: object, **kwargs: object) -> tuple[str, object, str]:
+    """Returns the type, the text and the notes of the exception that a call raises; else "nothing" and its result."""
+    try:
+        return "nothing", function(*args, **kwargs), ""
+    except Exception as error:
+        return type(error).__name__, str(error), "".join(getattr(error, "__notes__", ()))

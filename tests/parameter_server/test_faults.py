@@ -6,17 +6,11 @@ import pytest
 from ps_clusters import ENVIRONMENT
 
 HEAD = """
-    import contextlib, gc, os, selectors, signal, subprocess, sys, threading, time, weakref
-    import jax, jax.numpy as jnp, numpy as np, optax
+    import gc, os, signal, threading, weakref
+    import jax.numpy as jnp, numpy as np
     import replicax as rx
-    import replicax.tf as tf
-    from ps_clusters import Cluster
+    from ps_clusters import FORGETS, UPDATES, Blocked, Cluster, raised
     from replicax.coordinator import ClusterCoordinator
-    def raised(function, *args, **kwargs):
-        try:
-            return "nothing", function(*args, **kwargs), ""
-        except Exception as error:
-            return type(error).__name__, str(error), "".join(getattr(error, "__notes__", ()))
     def counting(cluster, value=0):
         with cluster.strategy.scope():
             count = rx.Variable(value)
@@ -25,37 +19,20 @@ HEAD = """
             count.assign_add(1)
             return count.read_value()
         return count, step
-    def first_to_speak(cluster):  # which of two workers has printed something, and the other
-        with selectors.DefaultSelector() as selector:
-            for index in range(2):
-                selector.register(cluster.tasks["worker", index].stdout, selectors.EVENT_READ, index)
-            (key, _), *_ = selector.select()
-        return key.data, 1 - key.data
 """
 
-# Workers that say when they are about to update, and when they have; a line of input lets them go on after the first.
-UPDATES = """
-    import os, sys
-    from replicax._parameter_server import execution
-    real = execution.update
-    def update(*args):
-        print("updates", flush=True)
-        assert sys.stdin.readline()
-        try:
-            found = real(*args)
-        except Exception as error:
-            print(f"failed: {error}", flush=True)
-            raise
-        print("updated", flush=True)
-        assert sys.stdin.readline()
-        return found
-    execution.update = update
-"""
+# That a task is killed is noticed at once; that one is stopped, by its silence.
+KILLED, STOPPED = {"REPLICAX_HEARTBEAT_TIMEOUT": "600"}, {"REPLICAX_HEARTBEAT_TIMEOUT": None}
 
 
 @pytest.fixture
 def run(run_well):
-    return lambda code, **env: run_well(code, head=HEAD, env={**ENVIRONMENT, "UPDATES": UPDATES, **env})
+    return lambda code, env=KILLED: run_well(code, head=HEAD, env={**ENVIRONMENT, **env})
+
+
+@pytest.fixture
+def run_here(run_here):
+    return lambda code: run_here(code, head=HEAD)
 
 
 # Workers that go and come.
@@ -65,17 +42,17 @@ def run(run_well):
 def test_a_closure_whose_worker_is_killed_runs_again_and_updates_once(run, moment):
     """Killed before its update, or when that has arrived and the answer has not."""
     run(f"""
-        with Cluster(workers=2, servers=2, processes=True, hooks={{"worker": os.environ["UPDATES"]}}) as cluster:
+        with Cluster(workers=2, servers=2, processes=True, hooks={{"worker": UPDATES}}) as cluster:
             co = cluster.coordinator
             with cluster.strategy.scope():
                 first, second = rx.Variable(0), rx.Variable(0)
             @rx.function
-            def step():
+            def watched():
                 first.assign_add(1)
                 second.assign_add(1)
                 return first.read_value()
-            value = co.schedule(step)
-            one, other = first_to_speak(cluster)
+            value = co.schedule(watched)
+            one, other = cluster.first_to_speak()
             assert cluster.line("worker", one) == "updates"
             if {moment == "after"}:
                 cluster.say("worker", one)
@@ -91,12 +68,16 @@ def test_a_closure_whose_worker_is_killed_runs_again_and_updates_once(run, momen
 
 
 def test_a_worker_that_wakes_up_late_updates_nothing(run):
-    run("""
-        with Cluster(workers=2, servers=1, processes=True, hooks={"worker": os.environ["UPDATES"]}) as cluster:
+    run(
+        """
+        with Cluster(workers=2, servers=1, processes=True, hooks={"worker": UPDATES}) as cluster:
             co = cluster.coordinator
             count, step = counting(cluster)
-            value = co.schedule(step)
-            one, other = first_to_speak(cluster)
+            @rx.function
+            def watched():
+                return step()
+            value = co.schedule(watched)
+            one, other = cluster.first_to_speak()
             assert cluster.line("worker", one) == "updates"
             cluster.kill("worker", one, signal.SIGSTOP)
             for line in ("updates", "updated"):
@@ -109,7 +90,9 @@ def test_a_worker_that_wakes_up_late_updates_nothing(run):
             late = cluster.line("worker", one)
             assert late.startswith(("updated", "failed")), late
             assert count.numpy() == 1, (count.numpy(), late)
-    """)
+    """,
+        STOPPED,
+    )
 
 
 def test_a_worker_that_comes_back_gets_programs_and_datasets_again(run):
@@ -150,10 +133,9 @@ def test_nothing_is_lost_or_counted_twice_when_workers_are_killed(run):
 
 
 def test_without_workers_a_program_waits_says_so_and_ends_with_an_error(run):
-    done = run(
-        """
+    done = run("""
         from replicax._parameter_server import closures
-        closures._REMINDER = 1.0
+        closures._REMINDER = 0.2
         with Cluster(workers=2, servers=1, processes=True) as cluster:
             co = cluster.coordinator
             count, step = counting(cluster)
@@ -161,16 +143,16 @@ def test_without_workers_a_program_waits_says_so_and_ends_with_an_error(run):
             cluster.kill("worker", 0)
             cluster.kill("worker", 1)
             value = co.schedule(step)
+            cluster.patience(1.0)
             for wait in (co.join, value.fetch):
                 kind, text, _ = raised(wait)
                 assert kind == "UnavailableError" and "REPLICAX_START_TIMEOUT" in text and "1 scheduled" in text, text
+            cluster.patience(60.0)
             cluster.start("worker", 1)
             cluster.wait_until_up("worker", 1)
             assert value.fetch() == 2
             co.join()
-    """,
-        REPLICAX_START_TIMEOUT="8",
-    )
+    """)
     assert "No worker is there" in done.stderr
 
 
@@ -196,8 +178,14 @@ def test_a_closure_that_ends_every_worker_is_an_error_after_ten(run):
 
 
 def test_a_worker_with_another_secret_is_refused_and_the_error_says_so(run):
-    run(
-        """
+    run("""
+        from replicax._base import tracebacks
+        refused, warn = threading.Event(), tracebacks.warn
+        def warns(text, *args, **kwargs):
+            warn(text, *args, **kwargs)
+            if "another secret" in text:
+                refused.set()
+        tracebacks.warn = warns
         with Cluster(workers=1, servers=1, processes=True) as cluster:
             co = cluster.coordinator
             count, step = counting(cluster)
@@ -206,14 +194,15 @@ def test_a_worker_with_another_secret_is_refused_and_the_error_says_so(run):
             cluster._env["REPLICAX_JOB_SECRET"] = "another"
             cluster.restart("worker", 0)
             value = co.schedule(step)
+            assert refused.wait(60)
+            cluster.patience(0.5)
             kind, text, _ = raised(value.fetch)
+            cluster.patience(60.0)
             assert kind == "UnavailableError" and "another secret" in text and "worker 0 at" in text, text
             cluster._env = given
             cluster.restart("worker", 0)
             assert value.fetch() == 2
-    """,
-        REPLICAX_START_TIMEOUT="10",
-    )
+    """)
 
 
 def test_a_result_of_many_bytes_is_no_false_death(run):
@@ -234,7 +223,8 @@ def test_a_result_of_many_bytes_is_no_false_death(run):
 
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
 def test_a_parameter_server_that_is_gone_is_named_by_every_call(run, number):
-    run(f"""
+    run(
+        f"""
         with Cluster(workers=2, servers=2, processes=True) as cluster:
             co = cluster.coordinator
             with cluster.strategy.scope():
@@ -255,7 +245,7 @@ def test_a_parameter_server_that_is_gone_is_named_by_every_call(run, number):
                 kind, text, _ = raised(function, *args)
                 assert kind == "UnavailableError" and "arameter server 1 at" in text, (function, kind, text)
             check(co.join)
-            check(values[-1].fetch) if raised(values[-1].fetch)[0] != "CancelledError" else None
+            check(values[-1].fetch)
             for _ in range(2):
                 for function in (co.join, co.done, variables[1].numpy):
                     check(function)
@@ -263,7 +253,9 @@ def test_a_parameter_server_that_is_gone_is_named_by_every_call(run, number):
                 check(co.schedule, other)
                 check(variables[1].assign, 1)
                 check(step)
-    """)
+    """,
+        KILLED if number == "SIGKILL" else STOPPED,
+    )
 
 
 # The coordinator.
@@ -271,14 +263,6 @@ def test_a_parameter_server_that_is_gone_is_named_by_every_call(run, number):
 
 def test_a_coordinator_that_is_killed_leaves_nothing_behind_and_another_may_come(run):
     run("""
-        server = '''
-            from replicax._parameter_server.parameter_server import ParameterServer
-            forget = ParameterServer._forget
-            def forgets(self, owner):
-                forget(self, owner)
-                print("forgotten", flush=True)
-            ParameterServer._forget = forgets
-        '''
         worker = '''
             from replicax._parameter_server.worker import Worker
             end = Worker._end
@@ -287,40 +271,11 @@ def test_a_coordinator_that_is_killed_leaves_nothing_behind_and_another_may_come
                 print("ended", flush=True)
             Worker._end = ends
         '''
-        program = '''
-        import sys, json
-        import jax.numpy as jnp
-        import replicax as rx
-        from replicax.coordinator import ClusterCoordinator
-        resolver = rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec(json.loads(sys.argv[1])), rpc_layer="grpc")
-        strategy = rx.ParameterServerStrategy(resolver)
-        with strategy.scope():
-            large = rx.Variable(jnp.zeros(40_000_000))
-            count = rx.Variable(0)
-        co = ClusterCoordinator(strategy)
-        step = rx.function(lambda: count.assign_add(1))
-        co.schedule(step).fetch()
-        for _ in range(10_000):
-            co.schedule(step)
-        print("up", flush=True)
-        co.join()
-        '''
-        import json, textwrap
-        def megabytes(task):
-            with open(f"/proc/{task.pid}/statm") as file:
-                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-        with Cluster(workers=1, servers=1, processes=True, hooks={"ps": server, "worker": worker}) as cluster:
-            before = megabytes(cluster.tasks["ps", 0])
-            command = [sys.executable, "-c", textwrap.dedent(program), json.dumps(cluster.spec)]
-            killed = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "JAX_PLATFORMS": "cpu"})
-            killed.stdout.readline()
-            during = megabytes(cluster.tasks["ps", 0])
-            killed.kill()
-            killed.wait()
-            assert cluster.line("ps", 0) == "forgotten"
+        with Cluster(workers=1, servers=1, processes=True, hooks={"ps": FORGETS, "worker": worker}) as cluster:
+            with cluster.start_coordinator() as killed:
+                killed.kill()
+            assert cluster.line("ps", 0) == "forgotten, 0 left"
             assert cluster.line("worker", 0) == "ended"
-            after = megabytes(cluster.tasks["ps", 0])
-            assert during - before > 150 and during - after > 130, (before, during, after)
             count, step = counting(cluster)
             assert cluster.coordinator.schedule(step).fetch() == 1
     """)
@@ -354,29 +309,22 @@ def test_two_coordinators_use_the_same_tasks_at_once(run):
 def test_an_error_cancels_what_waits_and_is_raised_once_more(run):
     """Fact 142."""
     run("""
+        import replicax.tf as tf
         with Cluster(workers=1) as cluster:
             co = cluster.coordinator
             count, step = counting(cluster)
-            begun, go = threading.Event(), threading.Event()
-            def blocked():
-                def generate():
-                    begun.set()
-                    go.wait()
-                    yield np.float32(1)
-                return rx.data.Dataset.from_generator(generate, output_signature=rx.TensorSpec([]))
             waits = rx.function(lambda it: next(it))
             @tf.function
             def bad(x):
                 tf.debugging.assert_equal(x, 2, message="went wrong")
                 return x
             for call in (co.join, co.done, lambda: co.schedule(step)):
-                begun.clear(), go.clear()
-                iterator = iter(co.create_per_worker_dataset(blocked))
-                values = [co.schedule(waits, args=(iterator,))]
-                begun.wait()
+                blocked = Blocked()
+                values = [co.schedule(waits, args=(iter(co.create_per_worker_dataset(blocked)),))]
+                blocked.begun.wait()
                 values += [co.schedule(bad, args=(tf.constant(1),)) for _ in range(2)]
                 values += [co.schedule(step) for _ in range(3)]
-                go.set()
+                blocked.go.set()
                 for _ in range(2):
                     kind, text, _ = raised(values[1].fetch)
                     assert kind == "InvalidArgumentError" and "went wrong" in text
@@ -388,12 +336,11 @@ def test_an_error_cancels_what_waits_and_is_raised_once_more(run):
                 assert co.done()
                 assert count.numpy() == 0
             assert co.schedule(step).fetch() == 1
-            assert not co._queue._running and not co._queue._waiting and not cluster.strategy._cluster.numbers._open
     """)
 
 
-def test_errors_while_tracing_are_raised_by_schedule_and_leave_nothing_behind(run):
-    run("""
+def test_errors_while_tracing_are_raised_by_schedule_and_leave_nothing_behind(run_here):
+    run_here("""
         with Cluster(workers=1) as cluster:
             co = cluster.coordinator
             count, step = counting(cluster)
@@ -402,19 +349,18 @@ def test_errors_while_tracing_are_raised_by_schedule_and_leave_nothing_behind(ru
                 count.assign_add(1)
                 return x @ x
             kind, text, _ = raised(co.schedule, wrong, args=(jnp.ones(3, "int32").reshape(1, 3),))
-            assert kind == "InvalidOperandError", (kind, text)
+            assert kind == "TypeError", (kind, text)
             here = rx.data.Dataset.range(3)
             kind, text, _ = raised(co.schedule, rx.function(lambda it: next(it)), args=(iter(here),))
             assert kind in ("TypeError", "RuntimeError"), (kind, text)
             co.join()
             assert co.done() and count.numpy() == 0
-            assert not cluster.strategy._cluster.numbers._open
             assert co.schedule(step).fetch() == 1
     """)
 
 
-def test_an_element_of_another_shape_that_cannot_be_traced_fails_its_closure_alone(run):
-    run("""
+def test_an_element_of_another_shape_that_cannot_be_traced_fails_its_closure_alone(run_here):
+    run_here("""
         with Cluster(workers=1) as cluster:
             co = cluster.coordinator
             count, step = counting(cluster)
@@ -428,8 +374,8 @@ def test_an_element_of_another_shape_that_cannot_be_traced_fails_its_closure_alo
             assert co.schedule(only_four, args=(iterator,)).fetch().tolist() == [0.0, 2.0, 4.0, 6.0]
             assert co.schedule(only_four, args=(iterator,)).fetch().tolist() == [4.0, 6.0, 8.0, 10.0]
             kind, text, _ = raised(co.schedule(only_four, args=(iterator,)).fetch)
-            assert kind == "InvalidOperandError", (kind, text)
-            assert raised(co.join)[0] == "InvalidOperandError"
+            assert kind == "TypeError", (kind, text)
+            assert raised(co.join)[0] == "TypeError"
             assert count.numpy() == 2
             kind, _, _ = raised(co.schedule(only_four, args=(iterator,)).fetch)
             assert kind == "OutOfRangeError", kind
@@ -438,9 +384,9 @@ def test_an_element_of_another_shape_that_cannot_be_traced_fails_its_closure_alo
     """)
 
 
-def test_closures_before_the_end_of_a_dataset_are_not_cancelled_by_it(run):
+def test_closures_before_the_end_of_a_dataset_are_not_cancelled_by_it(run_here):
     """Fact 147."""
-    run("""
+    run_here("""
         with Cluster(workers=1) as cluster:
             co = cluster.coordinator
             with cluster.strategy.scope():
@@ -456,28 +402,19 @@ def test_closures_before_the_end_of_a_dataset_are_not_cancelled_by_it(run):
     """)
 
 
-def test_an_argument_that_cannot_be_sent_fails_and_leaves_the_worker_usable(run):
-    run("""
+def test_an_argument_that_cannot_be_sent_fails_and_leaves_the_worker_usable(run_here):
+    run_here("""
         with Cluster(workers=1) as cluster:
             co = cluster.coordinator
             count, step = counting(cluster)
-            begun, go = threading.Event(), threading.Event()
-            def blocked():
-                def generate():
-                    begun.set()
-                    go.wait()
-                    yield np.float32(1)
-                return rx.data.Dataset.from_generator(generate, output_signature=rx.TensorSpec([]))
-            waits = rx.function(lambda it: next(it))
+            blocked = Blocked()
+            waits, add = rx.function(lambda it: next(it)), rx.function(lambda x: x + 1)
             first = co.schedule(waits, args=(iter(co.create_per_worker_dataset(blocked)),))
-            begun.wait()
-            link = co._links[0]
-            add = rx.function(lambda x: x + 1)
-            assert not link._session.lost
+            blocked.begun.wait()
             gone = jnp.ones(3)
             value = co.schedule(add, args=(gone,))
             gone.delete()
-            go.set()
+            blocked.go.set()
             assert first.fetch() == 1.0
             kind, text, _ = raised(value.fetch)
             assert kind == "RuntimeError" and "deleted" in text, (kind, text)
@@ -486,9 +423,9 @@ def test_an_argument_that_cannot_be_sent_fails_and_leaves_the_worker_usable(run)
     """)
 
 
-def test_what_is_gone_in_the_coordinators_process_is_dropped_by_its_tasks(run):
+def test_what_is_gone_in_the_coordinators_process_is_dropped_by_its_tasks(run_here):
     """Functions with their programs, datasets with their iterators, and at last the strategy."""
-    run("""
+    run_here("""
         def tasks(cluster, job, number):
             return [server._tasks[number] for server in cluster._local if server.server_def.job_name == job]
         def use(cluster, count):
@@ -508,7 +445,8 @@ def test_what_is_gone_in_the_coordinators_process_is_dropped_by_its_tasks(run):
         for _ in range(5):
             use(cluster, count)
             gc.collect()
-        assert programs() == (1, [1, 1, 1]), programs()
+        count_of_programs, kept = programs()
+        assert count_of_programs <= 1 and max(kept) <= 1, programs()  # those of the last use
         ended = threading.Semaphore(0)
         for worker in workers:
             for session in worker._sessions.values():
@@ -516,7 +454,7 @@ def test_what_is_gone_in_the_coordinators_process_is_dropped_by_its_tasks(run):
         for server in servers:
             for owner in server._owners.values():
                 weakref.finalize(owner, ended.release)
-        session = owner = None
+        del session, owner
         gone = weakref.ref(cluster.coordinator), weakref.ref(cluster.strategy)
         local = cluster._local
         del cluster, count, _
@@ -532,31 +470,24 @@ def test_ctrl_c_while_waiting_leaves_the_coordinator_usable(run):
         with Cluster(workers=1) as cluster:
             co = cluster.coordinator
             count, step = counting(cluster)
-            begun, go = threading.Event(), threading.Event()
-            def blocked():
-                def generate():
-                    for _ in range(2):
-                        begun.set()
-                        go.wait()
-                        yield np.float32(1)
-                return rx.data.Dataset.from_generator(generate, output_signature=rx.TensorSpec([]))
+            blocked = Blocked(elements=2)
             waits = rx.function(lambda it: next(it))
             iterator = iter(co.create_per_worker_dataset(blocked))
             for _ in range(2):
-                begun.clear(), go.clear()
+                blocked.begun.clear(), blocked.go.clear()
                 value = co.schedule(waits, args=(iterator,))
                 for wait in (co.join, value.fetch):
-                    begun.wait()
+                    blocked.begun.wait()
                     here = threading.main_thread().ident
                     interrupt = threading.Timer(0.2, signal.pthread_kill, [here, signal.SIGINT])
-                    interrupt.start()
                     try:
+                        interrupt.start()
                         wait()
                     except KeyboardInterrupt:
                         pass
                     else:
                         raise AssertionError("not interrupted")
-                go.set()
+                blocked.go.set()
                 assert value.fetch() == 1.0
                 co.join()
             assert co.schedule(step).fetch() == 1
@@ -577,8 +508,8 @@ def test_a_program_may_end_while_functions_run(run, processes):
     """)
 
 
-def test_many_threads_schedule_and_fetch(run):
-    run("""
+def test_many_threads_schedule_and_fetch(run_here):
+    run_here("""
         with Cluster(workers=3, servers=2) as cluster:
             co = cluster.coordinator
             count, step = counting(cluster)
