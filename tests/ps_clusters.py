@@ -25,8 +25,10 @@ from types import TracebackType
 
 import numpy as np
 from processes import free_ports
+from tasks import forked
 
 import replicax as rx
+from replicax._base.jax_internals import backend_started
 from replicax.coordinator import ClusterCoordinator, Server, experimental_get_current_worker_index
 
 ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parent), "REPLICAX_START_TIMEOUT": "60"}
@@ -96,12 +98,42 @@ def addresses(workers: int, servers: int) -> dict[str, list[str]]:
     return {"worker": ports[:workers], "ps": ports[workers:]}
 
 
+class _Forked:
+    """A task in a process that was forked from this one; of `subprocess.Popen`, what tests need."""
+
+    def __init__(self, arguments: Sequence[str], env: Mapping[str, str]):
+        (given, writing), (reading, printed) = os.pipe(), os.pipe()
+
+        def run() -> None:
+            os.dup2(given, 0), os.dup2(printed, 1)
+            sys.stdin, sys.argv = os.fdopen(0), ["", *arguments]
+            exec(_TASK, {"__name__": "__main__"})
+
+        self.pid, self._has_ended = forked(run, env), False
+        os.close(given), os.close(printed)
+        self.stdin, self.stdout = os.fdopen(writing, "w"), os.fdopen(reading)
+
+    def send_signal(self, number: int) -> None:
+        if not self._has_ended:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self) -> None:
+        if not self._has_ended:
+            os.waitpid(self.pid, 0)
+            self._has_ended = True
+
+
 class Cluster:
     """A cluster, with the strategy and the coordinator in this process.
 
     Args:
         workers, servers: how many tasks there are.
-        processes: whether each is in a process of its own.
+        processes: whether each is in a process of its own. It is forked from this one, where that uses neither devices
+            nor gRPC yet.
+        fresh: whether tasks start in new interpreters in any case.
         partitioner: the strategy's.
         env: is laid over the environment of the tasks.
         hooks: Python code that tasks run before they begin, by their jobs. What it prints comes out of `line`.
@@ -115,11 +147,12 @@ class Cluster:
         partitioner: Callable[..., Sequence[int]] | None = None,
         env: Mapping[str, str] | None = None,
         hooks: Mapping[str, str] | None = None,
+        fresh: bool = False,
     ):
         self.spec = addresses(workers, servers)
-        self._hooks = hooks or {}
+        self._hooks, self._fresh = hooks or {}, fresh
         self._env = {**os.environ, "JAX_PLATFORMS": "cpu", **(env or {})}
-        self.tasks: dict[tuple[str, int], subprocess.Popen[str]] = {}
+        self.tasks: dict[tuple[str, int], _Forked | subprocess.Popen[str]] = {}
         self._local: list[Server] = []
         self.strategy: rx.ParameterServerStrategy | None = None
         try:
@@ -169,9 +202,12 @@ class Cluster:
     def start(self, job: str, index: int) -> None:
         """Starts a task in a process."""
         hook = textwrap.dedent(self._hooks.get(job, ""))
-        command = [sys.executable, "-c", _TASK, json.dumps(self.spec), job, str(index), hook]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.tasks[job, index] = subprocess.Popen(command, text=True, env=self._env, **pipes)
+        arguments = [json.dumps(self.spec), job, str(index), hook]
+        if self._fresh or "grpc" in sys.modules or backend_started():
+            command, pipe = [sys.executable, "-c", _TASK, *arguments], subprocess.PIPE
+            self.tasks[job, index] = subprocess.Popen(command, text=True, env=self._env, stdin=pipe, stdout=pipe)
+        else:
+            self.tasks[job, index] = _Forked(arguments, self._env)
 
     def wait_until_up(self, job: str, index: int) -> None:
         """Waits until a task that was started listens."""

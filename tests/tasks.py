@@ -19,6 +19,22 @@ SECRET = "0123456789abcdef of the tests"
 ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parent), "REPLICAX_JOB_SECRET": SECRET}
 
 
+def forked(work: Callable[[], object], env: Mapping[str, str]) -> int:
+    """Returns the number of a process that does some work and ends; `env` is laid over its environment."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX's and Python's, about threads
+        pid = os.fork()
+    if not pid:
+        try:
+            os.environ.update(env)
+            work()
+        except BaseException as error:
+            print(f"the task failed: {error!r}", flush=True)
+        finally:
+            os._exit(1)
+    return pid
+
+
 class Task:
     """A process that listens at `address`.
 
@@ -29,19 +45,13 @@ class Task:
 
     def __init__(self, start: Callable[[], str], env: Mapping[str, str]):
         reading, writing = os.pipe()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # JAX's and Python's, about threads
-            self.pid = os.fork()
-        if not self.pid:
-            try:
-                os.environ.update(env)
-                os.write(writing, start().encode())
-                os.close(writing)
-                threading.Event().wait()
-            except BaseException as error:
-                print(f"the task failed: {error!r}", flush=True)
-            finally:
-                os._exit(1)
+
+        def listen() -> None:
+            os.write(writing, start().encode())
+            os.close(writing)
+            threading.Event().wait()
+
+        self.pid = forked(listen, env)
         os.close(writing)
         with open(reading) as pipe:
             self.address = pipe.read()

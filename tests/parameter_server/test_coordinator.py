@@ -287,7 +287,7 @@ def test_types_of_64_bits_keys_and_random_numbers_are_kept_whatever_the_tasks_ha
     """The tasks run a program of replicax itself, whose types have 32 bits, the coordinator one of replicax.tf."""
     run(f"""
         import replicax.tf as tf
-        with Cluster(workers=1, processes={processes}) as cluster:
+        with Cluster(workers=1, processes={processes}, fresh=True) as cluster:
             co = cluster.coordinator
             with cluster.strategy.scope():
                 many, small = tf.Variable(2**40, dtype=tf.int64), tf.Variable(1e-300, dtype=tf.float64)
