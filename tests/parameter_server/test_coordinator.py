@@ -355,3 +355,28 @@ def test_one_worker_runs_closures_in_the_order_in_which_they_were_scheduled(run)
             co.join()
             assert last.numpy() == 1999 and inversions.numpy() == 0, (last.numpy(), inversions.numpy())
     """)
+
+
+def test_closures_read_variables_of_this_process_while_it_assigns_them(run):
+    run("""
+        with Cluster(workers=2, servers=1) as cluster:
+            co = cluster.coordinator
+            with cluster.strategy.scope():
+                v = rx.Variable(0.0)
+            for shape in ((3,), (5000,)):
+                w = rx.Variable(jnp.zeros(shape))
+                @rx.function
+                def bump():
+                    w.assign_add(jnp.ones(shape))
+                @rx.function
+                def spread():
+                    x = w.value()
+                    v.assign_add(x[0] * 0)
+                    return jnp.max(x) - jnp.min(x)
+                values = []
+                for _ in range(300):
+                    values.append(co.schedule(spread))
+                    bump()
+                co.join()
+                assert max(co.fetch(values)) == 0 and w.numpy()[0] == 300
+    """)

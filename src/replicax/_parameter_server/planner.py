@@ -46,6 +46,7 @@ from replicax._parameter_server.worker_values import MadeValue, Placed, places_o
 from replicax._tracing import frames, step_failures
 from replicax._tracing.context import StrategyLike
 from replicax._tracing.dataset_reads import element_arrays
+from replicax._variables.storage import Storage
 
 _keys = itertools.count()
 _RETRIES = 100  # of an update of this process that is computed from a whole old value, which others replace meanwhile
@@ -160,15 +161,14 @@ class Plan:
                 "functions of datasets."
             )
         head, arrays = sent_plan(self.worker, self.cut, platform, local)
-        if self.cut.has_callbacks:
+        if self.cut.has_callbacks and self.program._guard is not None:
             plan = cast(WorkerPlan, head["plan"])
-            head = {"plan": replace(plan, compute=self._raising(plan.compute))}
+            head = {"plan": replace(plan, compute=self._raising(plan.compute, self.program._guard))}
         return head, arrays
 
-    def _raising(self, compute: Compiled) -> Compiled:
+    def _raising(self, compute: Compiled, guard: step_failures.Guard) -> Compiled:
         """Returns the same as a function that raises what the Python functions raise that it calls back."""
-        guard, name = self.program._guard, self.program.name
-        assert guard is not None
+        name = self.program.name
 
         def raising(*arrays: Arrays) -> list[jax.Array]:
             with guard:
@@ -185,8 +185,11 @@ class Plan:
         """Returns the arrays of a call, and behind them the values of variables that are in this process."""
         if not self._local:
             return call.dynamic
+        values: dict[Storage, list[jax.Array]] = {}
         with frames.lock:
-            values = {storage: storage.read() for storage in dict.fromkeys(leaf.storage for leaf in self._local)}
+            for storage in dict.fromkeys(leaf.storage for leaf in self._local):
+                storage.lent = True  # the program may assign the variable before its value has been sent
+                values[storage] = storage.read()
         return [*call.dynamic, *(values[leaf.storage][leaf.leaf] for leaf in self._local)]
 
     # What comes back.
