@@ -380,3 +380,24 @@ def test_closures_read_variables_of_this_process_while_it_assigns_them(run):
                 co.join()
                 assert max(co.fetch(values)) == 0 and w.numpy()[0] == 300
     """)
+
+
+@PLACES
+def test_large_values_are_nobody_elses(run, processes):
+    """Messages of 20 MB are taken over as they are; values stay what they were when somebody has them."""
+    run(f"""
+        with Cluster(workers=1, servers=1, processes={processes}) as cluster:
+            with cluster.strategy.scope():
+                v = rx.Variable(jnp.zeros(5_000_000))
+            ones = np.ones(5_000_000, "float32")
+            v.assign(ones)
+            ones[:] = 7
+            before, array = v.value(), v.numpy()
+            add = rx.function(lambda: v.assign_add(jnp.ones(5_000_000)) and None)
+            cluster.coordinator.schedule(add).fetch()
+            v.assign_add(np.ones(5_000_000, "float32"))
+            after = jax.jit(lambda x: x + 1, donate_argnums=0)(v.value())
+            v.assign_sub(after)
+            for value, expected in (before, 1.0), (array, 1.0), (after, 4.0), (v.numpy(), -1.0):
+                assert (np.asarray(value) == expected).all(), (value[:3], expected)
+    """)

@@ -293,3 +293,22 @@ def test_closing_a_peer_ends_its_calls_and_waits(run):
             ends(peer, lambda: peer.call("forever"), lambda: os.read(reading, 1))
             ends(nobody, nobody.wait_until_ready, lambda: None)
         """)
+
+
+def test_a_connection_that_ends_while_a_message_is_made_is_said_to_be_gone(run):
+    """A message waits for the arrays in it, which JAX may still compute."""
+    run("""
+        from tasks import echo, raised, task
+        with task({"echo": echo}) as other:
+            import numpy as np
+            from replicax._transport.errors import Unreachable
+            from replicax._transport.peer import connect
+            peer = connect(other.address)
+            peer.call("echo")
+            class Late:
+                def __array__(self, dtype=None, copy=None):
+                    peer.close()
+                    return np.zeros(3)
+            error = raised(lambda: peer.call("echo", {}, [Late()]))
+            assert isinstance(error, Unreachable) and other.address in str(error), repr(error)
+        """)

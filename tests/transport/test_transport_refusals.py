@@ -137,13 +137,14 @@ def test_who_has_the_secret_and_sends_no_message_of_ours_ends_nothing(run_python
             credentials = grpc_settings.channel_credentials(SECRET.encode())
             with grpc.secure_channel(other.address, credentials, grpc_settings.CALLS) as channel:
                 for data in (b"", b"\\xff" * 100, struct.pack("<I", 1 << 31), b"\\2\\0\\0\\0{}", b"\\2\\0\\0\\0[]"):
-                    error = raised(lambda: channel.unary_unary("/replicax.Tasks/call")(data))
+                    error = raised(lambda: list(channel.stream_stream("/replicax.Tasks/lane")(iter([data]))))
                     assert error.code() == grpc.StatusCode.UNKNOWN, error
-                for parts in ([], [struct.pack("<Q", 1 << 62)], [struct.pack("<Q", 10), b"abc"], [bytes(8), b"a"]):
-                    raised(lambda: channel.stream_unary("/replicax.Tasks/send")(iter(parts)))
+                total = lambda size: struct.pack("<IQ", 0, size)
+                for parts in ([total(1 << 62)], [total(10), b"abc"], [total(2), b"abc"]):
+                    raised(lambda: list(channel.stream_stream("/replicax.Tasks/lane")(iter(parts))))
+                assert not list(channel.stream_stream("/replicax.Tasks/lane")(iter([])))
                 raised(lambda: channel.unary_unary("/replicax.Tasks/nothing")(b""))
                 raised(lambda: next(channel.unary_stream("/replicax.Tasks/greet")(b"{")))
-                assert not list(channel.unary_stream("/replicax.Tasks/fetch")(b'["link", 0]'))
             peer = connect(other.address)
             assert peer.call("echo", {"a": 1}) == ({"a": 1}, [])
             peer.close()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicax._transport import wire
-from replicax._transport.wire import Message, gathered, parsed
+from replicax._transport.wire import Message, parsed, received
 
 PLAIN = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
 OF_JAX = [name for name, kind in vars(ml_dtypes).items() if isinstance(kind, type) and issubclass(kind, np.generic)]
@@ -22,7 +22,10 @@ DTYPES = [*PLAIN.split(), *OF_JAX]
 
 def over(message: Message) -> tuple[list, list]:
     """What arrives, in one piece and in parts, which are equal."""
-    whole, in_parts = message.joined(), gathered(message.parts())
+    whole = received(message.parts())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "LARGE", 0)
+        in_parts = received(message.parts())
     assert len(whole) == message.size and bytes(in_parts) == whole
     return parsed(in_parts)
 
@@ -87,15 +90,22 @@ def test_arrays_lie_aligned_in_a_message_that_came_in_parts():
     message = Message([{}], [np.arange(3, dtype=np.int8), np.zeros(3 << 20), np.arange(7)])
     parts = list(message.parts())
     assert max(map(len, parts)) <= 2 * wire.CHUNK and len(parts) > 20
-    for array in parsed(gathered(parts))[1]:
+    for array in parsed(received(iter(parts)))[1]:
         assert array.ctypes.data % 64 == 0
 
 
-def test_parts_that_are_too_few_or_too_many_are_an_error():
+def test_parts_that_are_too_few_or_too_long_are_an_error():
     parts = list(Message([{}], [np.zeros(3 << 20)]).parts())
-    for wrong in (parts[:-1], [*parts, b"x"], []):
+    for wrong in (parts[:-1], [*parts[:-1], parts[-1] + b"x"], parts[:1], [b"\0" * 4 + b"\xff" * 8]):
         with pytest.raises(ValueError):
-            parsed(gathered(wrong))
+            received(iter(wrong))
+
+
+def test_messages_follow_each_other():
+    parts = [part for size in (0, 3 << 20, 1) for part in Message([size], [np.zeros(size)]).parts()]
+    stream = iter(parts)
+    assert [parsed(received(stream))[0] for _ in range(3)] == [[0], [3 << 20], [1]]
+    assert received(stream) is None
 
 
 @settings(deadline=None, derandomize=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,13 +21,33 @@ def on_host(array: Array) -> Array:
     return array if is_key(array) else np.asarray(array)
 
 
-def own(array: Array) -> jax.Array:
-    """Returns a copy that nobody else holds: what comes in may be a view of a message."""
+def own(arrays: Sequence[Array], local: bool) -> list[jax.Array]:
+    """Returns arrays of a message as arrays of JAX that nobody else changes.
+
+    One that is most of a message keeps its memory, and so the message. The others are copies.
+
+    Args:
+        arrays: all of the message.
+        local: whether it came from this process, where somebody else may change them.
+    """
+    most = sum(array.nbytes for array in arrays) / 2
+    return [_shared(array) if not local and array.nbytes > most else _copied(array) for array in arrays]
+
+
+def _copied(array: Array) -> jax.Array:
     if is_key(array):
         return jax.random.clone(array)  # type: ignore[no-any-return]
     return jnp.array(array, dtype=array.dtype, copy=True)
 
 
+def _shared(array: Array) -> jax.Array:
+    """Returns an array of JAX in the same memory, where it is aligned; XLA copies it before it is donated."""
+    if isinstance(array, jax.Array):
+        return array
+    with jax.enable_x64(True):  # else it would have another dtype
+        return jax.device_put(array, may_alias=True)
+
+
 def of_kind(array: Array, kind: jax.ShapeDtypeStruct) -> jax.Array:
     """Returns an array that has come, as one of JAX, of this dtype whatever the process has for defaults."""
-    return jnp.asarray(array) if is_key(array) else jnp.asarray(array, kind.dtype)
+    return _shared(array) if is_key(array) or array.dtype == kind.dtype else jnp.asarray(array, kind.dtype)

@@ -117,7 +117,7 @@ class ParameterServer:
 
     def create(self, request: Request) -> Answer:
         """Keeps new leaves."""
-        arrays = [own(array) for array in request.arrays]
+        arrays = own(request.arrays, request.caller.local)
         with self._lock:
             owner = self._owner(request)
             owner.leaves.update((name, _Leaf(array)) for name, array in zip(request.head["names"], arrays))
@@ -151,8 +151,9 @@ class ParameterServer:
         with self._lock:
             owner = self._owner(request)
             leaves = [owner.leaf(name) for name in head["names"]]
-            for leaf, array in zip(leaves, request.arrays):
-                leaf.put(own(array) if method == "assign" else _COMBINE[method](leaf.array, array))
+            arrays = own(request.arrays, request.caller.local) if method == "assign" else request.arrays
+            for leaf, array in zip(leaves, arrays):
+                leaf.put(array if method == "assign" else _COMBINE[method](leaf.array, array))
             return {}, [on_host(leaf.array) for leaf in leaves] if head["answers"] else ()
 
     def scatter(self, request: Request) -> Answer:

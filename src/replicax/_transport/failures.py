@@ -8,7 +8,7 @@ import ssl
 from typing import Any
 
 from replicax._job.channel import parse
-from replicax._transport.errors import Refused, TimedOut, Unreachable
+from replicax._transport.errors import Refused, Unreachable
 from replicax._transport.secret import SECRET, SECRET_FILE
 
 _SAME = f"All tasks of a job have the same {SECRET} or {SECRET_FILE}."
@@ -24,8 +24,6 @@ def failure(error: Any, address: str, where: str, secret: bytes | None) -> Excep
         secret: this side's secret.
     """
     code, details = error.code().name, str(error.details())
-    if code == "DEADLINE_EXCEEDED":
-        return TimedOut(f"The task at {where} did not answer in time.")
     if code == "FAILED_PRECONDITION":
         return Refused(f"Versions differ: {details}. Install the same on all machines.")
     if code == "UNIMPLEMENTED":

@@ -10,8 +10,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from replicax._transport.wire import Message
-
 Head: TypeAlias = Mapping[str, Any]
 Answer: TypeAlias = tuple[dict[str, Any], Sequence[Any]]
 
@@ -31,12 +29,11 @@ class Caller:
 
     Attributes:
         instance: which process it is.
-        answers: large answers that wait to be fetched, by their number.
+        local: whether that is this one, whose arrays come as they are.
     """
 
-    def __init__(self, instance: str):
-        self.instance = instance
-        self.answers: dict[int, Message] = {}
+    def __init__(self, instance: str, local: bool = False):
+        self.instance, self.local = instance, local
         self._lock = threading.Lock()
         self._closed = False
         self._on_close: list[Callable[[], None]] = []
@@ -50,10 +47,9 @@ class Caller:
         callback()
 
     def close(self) -> None:
-        """Ends the connection, as seen from here: what waits for the peer is dropped."""
+        """Ends the connection, as seen from here."""
         with self._lock:
             self._closed, callbacks, self._on_close = True, self._on_close, []
-            self.answers.clear()
         for callback in callbacks:
             with contextlib.suppress(Exception):  # the others are called all the same
                 callback()

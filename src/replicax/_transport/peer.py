@@ -26,8 +26,8 @@ from replicax._transport.errors import Refused, TimedOut, Unreachable, recalled
 from replicax._transport.failures import failure
 from replicax._transport.handlers import Answer, Caller, Request, handle, instance
 from replicax._transport.secret import job_secret
-from replicax._transport.service import ANSWER, RAISED, UNKNOWN, WAITS, Service, local_service, versions
-from replicax._transport.wire import LARGE, Message, gathered, parsed
+from replicax._transport.service import ANSWER, RAISED, UNKNOWN, Service, local_service, versions
+from replicax._transport.wire import Bytes, Message, parsed, received
 
 OnLost = Callable[[Exception], None]
 
@@ -91,7 +91,7 @@ class _Link:
         """Returns the error of a call over a connection that has ended."""
         return Unreachable(str(self.lost))
 
-    def call(self, method: str, head: Mapping[str, Any], arrays: Sequence[Any], timeout: float | None) -> Answer:
+    def call(self, method: str, head: Mapping[str, Any], arrays: Sequence[Any], until: _Until) -> Answer:
         """Calls a method."""
         raise NotImplementedError
 
@@ -115,11 +115,11 @@ class _LocalLink(_Link):
     def __init__(self, service: Service):
         super().__init__(service.greeting())
         self._service = service
-        self._caller = Caller(instance())
+        self._caller = Caller(instance(), local=True)
         self._caller.on_close(lambda: self.end(Unreachable(f"The service of {service.where} has stopped.")))
         service.know(self._caller, uuid.uuid4().hex)
 
-    def call(self, method: str, head: Mapping[str, Any], arrays: Sequence[Any], timeout: float | None) -> Answer:
+    def call(self, method: str, head: Mapping[str, Any], arrays: Sequence[Any], until: _Until) -> Answer:
         if self.lost is not None:
             raise self.gone()
         return handle(self._service.methods, method, Request(head, arrays, self._caller))
@@ -163,19 +163,44 @@ class _Lane:
     """Calls that follow each other over one stream, which costs each of them a third of a gRPC call of its own."""
 
     def __init__(self, opened: Callable[[Iterator[bytes]], Any]):
-        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._answers = opened(iter(self._requests.get, None))
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._answers = opened(self._parts())
 
-    def call(self, request: bytes) -> bytes:
-        """Sends a request and returns its answer."""
-        self._requests.put(request)
-        answer: bytes = next(self._answers)
-        return answer
+    def _parts(self) -> Iterator[bytes]:
+        while (message := self._messages.get()) is not None:
+            yield from message.parts()
+            del message  # and the arrays in it
+
+    def call(self, message: Message) -> Bytes | None:
+        """Sends a message and returns the answer; None where the other side has ended the stream."""
+        self._messages.put(message)
+        return received(self._answers)
 
     def close(self) -> None:
-        """Ends the stream."""
-        self._requests.put(None)
+        """Ends the stream; a call that is under way fails."""
+        self._messages.put(None)
         self._answers.cancel()
+
+
+@contextlib.contextmanager
+def _limited(timeout: float | None, give_up: Callable[[], None]) -> Iterator[threading.Event]:
+    """Returns a context in which something is given up after so many seconds, and an event that tells of it."""
+    late = threading.Event()
+    if timeout is None:
+        yield late
+        return
+
+    def end() -> None:
+        late.set()
+        give_up()
+
+    timer = threading.Timer(max(timeout, 0.0), end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
 
 
 class _RemoteLink(_Link):
@@ -188,11 +213,8 @@ class _RemoteLink(_Link):
         self._greeting = channels.greet(json.dumps(told).encode(), wait_for_ready=wait)
         super().__init__(self._greeted(timeout))
         self._calls = channels.made(grpc_settings.CALLS)
-        self._call = self._calls.unary_unary(f"/{grpc_settings.SERVICE}/call")
         self._lane = self._calls.stream_stream(f"/{grpc_settings.SERVICE}/lane")
         self._lanes: list[_Lane] = []  # those over which no call is under way
-        self._send = self._calls.stream_unary(f"/{grpc_settings.SERVICE}/send")
-        self._fetch = self._calls.unary_stream(f"/{grpc_settings.SERVICE}/fetch")
         self._greeting.add_done_callback(lambda ended: self.end(self._failure(ended)))
 
     def _failure(self, error: Any) -> Exception:
@@ -200,29 +222,18 @@ class _RemoteLink(_Link):
 
     def _greeted(self, timeout: float | None) -> dict[str, Any]:
         """Returns what the service says of itself."""
-        late = threading.Event()
-
-        def give_up() -> None:
-            late.set()
-            self._greeting.cancel()
-
-        timer = threading.Timer(threading.TIMEOUT_MAX if timeout is None else max(timeout, 0.0), give_up)
-        timer.daemon = True
-        if timeout is not None:
-            timer.start()
         try:
-            found = dict(self._greeting.initial_metadata() or ())
-            if grpc_settings.GREETING not in found:
-                with contextlib.suppress(Exception):
-                    self._greeting.exception()  # waits for the end of the call
-                if late.is_set():
-                    raise TimedOut(f"The task at {self._address} did not answer within {timeout:g} s.")
-                raise failure(self._greeting, self._address, self._address, self._secret)
+            with _limited(timeout, self._greeting.cancel) as late:
+                found = dict(self._greeting.initial_metadata() or ())
+                if grpc_settings.GREETING not in found:
+                    with contextlib.suppress(Exception):
+                        self._greeting.exception()  # waits for the end of the call
+                    if late.is_set():
+                        raise TimedOut(f"The task at {self._address} did not answer within {timeout:.3g} s.")
+                    raise failure(self._greeting, self._address, self._address, self._secret)
         except BaseException:
             self._greeting.cancel()
             raise
-        finally:
-            timer.cancel()
         greeting: dict[str, Any] = json.loads(found[grpc_settings.GREETING])
         return greeting
 
@@ -231,72 +242,70 @@ class _RemoteLink(_Link):
         name = self.greeting.get("name")
         return f"{name} ({self._address})" if name else self._address
 
-    def call(self, method: str, head: Mapping[str, Any], arrays: Sequence[Any], timeout: float | None) -> Answer:
+    def call(self, method: str, head: Mapping[str, Any], arrays: Sequence[Any], until: _Until) -> Answer:
         if self.lost is not None:
             raise self.gone()
         message = Message([self._name, method, head], arrays)
         self._counts.add(sent=message.size)
-        try:
-            (kind, answer), values = self._answer(message, _Until(timeout))
-        except grpc_settings.grpc().RpcError as error:
-            raise self._failed(error, method, timeout) from None
+        data = self._sent(message, method, until)
+        self._counts.add(received=len(data))
+        (kind, answer), values = parsed(data)
         if kind == RAISED:
             raise recalled(answer, values, self._where, trusted=self._secret is not None)
         if kind == UNKNOWN:
-            self.end(
-                Unreachable(
-                    f"The task at {self._where} has ended the connection: it was started again, or was cut off."
-                )
-            )
-            raise self.gone()
+            raise self._ended("was started again, or was cut off")
         assert kind == ANSWER, kind
         return answer, values
 
-    def _answer(self, message: Message, until: _Until) -> tuple[list[Any], list[Any]]:
-        """Sends a message and returns the answer; large ones go in parts."""
-        data: bytes | memoryview
-        left = until.left()
-        if message.size > LARGE:
-            data = self._send(message.parts(), left)
-        elif left is not None:
-            data = self._call(message.joined(), left)
-        else:
-            data = self._over_lane(message.joined())
-        self._counts.add(received=len(data))
-        (kind, answer), values = parsed(data)
-        if kind == WAITS:
-            request = json.dumps([self._name, answer["number"]]).encode()
-            data = gathered(self._fetch(request, until.left()))
-            self._counts.add(received=len(data))
-            (kind, answer), values = parsed(data)
-        return [kind, answer], values
-
-    def _over_lane(self, request: bytes) -> bytes:
-        try:
-            lane = self._lanes.pop()
-        except IndexError:
-            lane = _Lane(self._lane)
-        try:
-            answer = lane.call(request)
-        except BaseException:
+    def _sent(self, message: Message, method: str, until: _Until) -> Bytes:
+        """Returns the answer to a message."""
+        lane = self._idle_lane()
+        with _limited(until.left(), lane.close) as late:
+            try:
+                data = lane.call(message)
+            except BaseException as error:
+                lane.close()
+                if late.is_set():
+                    raise TimedOut(
+                        f"The task at {self._where} did not answer the call of {method!r} within {until.seconds:.3g} s."
+                    ) from None
+                if isinstance(error, grpc_settings.grpc().RpcError):
+                    raise self._failed(error) from None
+                raise
+        if data is None:
+            raise self._ended("has stopped its service")
+        if until.seconds is not None:  # it may have been closed, too late for this call
             lane.close()
-            raise
-        self._lanes.append(lane)
-        if self.lost is not None:  # it may have come back too late to be closed with the others
+        else:
+            self._lanes.append(lane)
+        if self.lost is not None:  # when the others were closed, this one may not have been among them
             self._close_lanes()
-        return answer
+        return data
+
+    def _idle_lane(self) -> _Lane:
+        with contextlib.suppress(IndexError):
+            return self._lanes.pop()
+        try:
+            return _Lane(self._lane)
+        except ValueError:  # gRPC's, of a channel that has been closed meanwhile
+            if self.lost is None:
+                raise
+            raise self.gone() from None
+
+    def _ended(self, why: str) -> Exception:
+        """Returns the error of a call, after marking the connection as ended."""
+        self.end(Unreachable(f"The task at {self._where} has ended the connection: it {why}."))
+        return self.gone()
 
     def _close_lanes(self) -> None:
         while self._lanes:
             with contextlib.suppress(IndexError):  # two threads may do so
                 self._lanes.pop().close()
 
-    def _failed(self, error: Any, method: str, timeout: float | None) -> Exception:
+    def _failed(self, error: Any) -> Exception:
         if self.lost is not None:  # and with it the calls that were under way
             return self.gone()
         found = self._failure(error)
-        if isinstance(found, TimedOut):
-            return TimedOut(f"The task at {self._where} did not answer the call of {method!r} within {timeout:.3g} s.")
         if isinstance(found, Unreachable):
             self.end(found)
         return found
@@ -310,8 +319,9 @@ class _RemoteLink(_Link):
 class _Until:
     """A point in time: so many seconds from now, or never."""
 
-    def __init__(self, timeout: float | None):
-        self._end = None if timeout is None else time.monotonic() + timeout
+    def __init__(self, seconds: float | None):
+        self.seconds = seconds
+        self._end = None if seconds is None else time.monotonic() + seconds
 
     def left(self, most: float | None = None) -> float | None:
         """Returns the seconds that are left, 0 if none are; at most so many."""
@@ -381,10 +391,10 @@ class Peer:
             TimedOut: there was no answer in time.
             Exception: what the handler raised.
         """
-        link = self._link
+        until, link = _Until(timeout), self._link
         if link is None or link.lost is not None:
-            link = self._connected(_Until(timeout), wait=False)
-        return link.call(method, dict(head), arrays, timeout)
+            link = self._connected(until, wait=False)
+        return link.call(method, dict(head), arrays, until)
 
     def wait_until_ready(self, timeout: float | None = None) -> dict[str, Any]:
         """Waits until the task can be called, and returns what it says of itself, such as its `"instance"`.

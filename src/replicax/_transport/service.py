@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,11 +18,10 @@ from replicax._transport import grpc_settings
 from replicax._transport.errors import described
 from replicax._transport.handlers import Caller, Handler, Request, handle, instance
 from replicax._transport.secret import job_secret, refuse_pickles
-from replicax._transport.wire import LARGE, Message, gathered, parsed
+from replicax._transport.wire import Bytes, Message, parsed, received
 
-# What an answer begins with: the handler's answer; its exception; the number under which a large answer waits; the
-# caller is not known here (any more).
-ANSWER, RAISED, WAITS, UNKNOWN = range(4)
+# What an answer begins with: the handler's answer; its exception; the caller is not known here (any more).
+ANSWER, RAISED, UNKNOWN = range(3)
 
 _local: dict[str, Service] = {}  # services of this process that have started, by their address
 
@@ -77,7 +75,6 @@ class Service:
         self._unpickles = unpickles
         self._stopped = threading.Event()
         self._callers: dict[str, Caller] = {}
-        self._numbers = itertools.count()
         self._threads = grpc_settings.Threads("replicax-service")
         grpc = grpc_settings.grpc()
         self._server = grpc.server(self._threads, options=grpc_settings.SERVER)
@@ -87,10 +84,7 @@ class Service:
                     grpc_settings.SERVICE,
                     {
                         "greet": grpc.unary_stream_rpc_method_handler(self._greet),
-                        "call": grpc.unary_unary_rpc_method_handler(self._call),
                         "lane": grpc.stream_stream_rpc_method_handler(self._lane),
-                        "send": grpc.stream_unary_rpc_method_handler(self._send),
-                        "fetch": grpc.unary_stream_rpc_method_handler(self._fetch),
                     },
                 )
             ]
@@ -174,38 +168,25 @@ class Service:
             caller.close()
         yield from ()
 
-    def _call(self, request: bytes | memoryview, context: Any) -> bytes:
+    def _lane(self, parts: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Answers the calls that come over a stream, one after the other."""
+        while (request := received(parts)) is not None:
+            answer = self._answer(request)
+            del request  # it is not kept until the next one comes
+            yield from answer.parts()
+            del answer
+
+    def _answer(self, request: Bytes) -> Message:
         (link, method, head), arrays = parsed(request)
         caller = self._callers.get(link)
         if caller is None:
-            return Message([UNKNOWN, {}]).joined()
+            return Message([UNKNOWN, {}])
         try:
-            answered, values = handle(self.methods, method, Request(head, arrays, caller))
-            answer = Message([ANSWER, answered], values)
+            answer, values = handle(self.methods, method, Request(head, arrays, caller))
+            return Message([ANSWER, answer], values)
         except BaseException as error:  # SystemExit, too, ends neither the service nor its process
-            answer = self._raised(error)
-        if answer.size <= LARGE:
-            return answer.joined()
-        number = next(self._numbers)
-        if context.is_active():  # else nobody fetches it
-            caller.answers[number] = answer
-        return Message([WAITS, {"number": number}]).joined()
-
-    def _lane(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        return (self._call(request, context) for request in requests)
-
-    def _raised(self, error: BaseException) -> Message:
-        head, arrays = described(error, trusted=self._secret is not None)
-        return Message([RAISED, head], arrays)
-
-    def _send(self, parts: Iterable[bytes], context: Any) -> bytes:
-        return self._call(gathered(parts), context)
-
-    def _fetch(self, request: bytes, context: Any) -> Iterator[bytes]:
-        link, number = json.loads(request)
-        caller = self._callers.get(link)
-        answer = None if caller is None else caller.answers.pop(number, None)
-        return iter(()) if answer is None else answer.parts()
+            head, arrays = described(error, trusted=self._secret is not None)
+            return Message([RAISED, head], arrays)
 
 
 def _listed(found: Mapping[str, str | None]) -> str:

@@ -3,6 +3,9 @@
 A message is the length of the header, the header, and the arrays, each at a multiple of 64 bytes. Nothing in it is
 code: what arrives is checked against a fixed list of dtypes. Arrays are sent from where they lie, and those of a
 message that has arrived are views of it.
+
+Messages follow each other over a stream. A large one goes in parts, behind a zero, where others have the length of
+their header, and the length of all.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ LARGE = 8 << 20  # bytes; a longer message goes in parts
 _as_json, _from_json = json.JSONEncoder(separators=(",", ":")).encode, json.JSONDecoder().decode
 _ALIGNMENT = 64  # what XLA wants of an array that it uses where it lies
 _LENGTH = struct.Struct("<I")
-_TOTAL = struct.Struct("<Q")
+_IN_PARTS = struct.Struct("<IQ")  # a zero, and the length of all
 
 _KINDS = frozenset("biufc")  # the kinds of NumPy's own dtypes that are sent as they are
 _OF_ML_DTYPES = {
@@ -59,13 +62,12 @@ class Message:
             self._segments.append(data)
             self.size += gap + len(data)
 
-    def joined(self) -> bytes:
-        """Returns the message as one string of bytes."""
-        return b"".join(self._segments) if len(self._segments) > 1 else bytes(self._segments[0])
-
     def parts(self) -> Iterator[bytes]:
-        """Yields the length of the message, and then the message in parts of about `CHUNK` bytes."""
-        yield _TOTAL.pack(self.size)
+        """Yields the message as it is sent: in one part, or, where it is large, in parts of about `CHUNK` bytes."""
+        if self.size <= LARGE:
+            yield b"".join(self._segments)
+            return
+        yield _IN_PARTS.pack(0, self.size)
         waiting: list[memoryview] = []
         length = 0
         for segment in self._segments:
@@ -80,23 +82,29 @@ class Message:
             yield b"".join(waiting)
 
 
-def gathered(parts: Iterable[bytes]) -> memoryview:
-    """Returns the message whose parts these are; it lies at a multiple of 64 bytes.
+def received(parts: Iterator[bytes]) -> Bytes | None:
+    """Returns the next message of a stream, None at its end. One that came in parts lies at a multiple of 64 bytes.
 
     Raises:
-        ValueError: parts are missing, or there are more than the message has.
+        ValueError: parts of a message are missing, or longer than it is.
     """
-    parts = iter(parts)
-    (total,) = _TOTAL.unpack(next(parts, bytes(_TOTAL.size)))
-    room = np.empty(total + _ALIGNMENT, np.uint8)
+    first = next(parts, None)
+    if first is None or len(first) != _IN_PARTS.size or any(first[: _LENGTH.size]):
+        return first
+    _, total = _IN_PARTS.unpack(first)
+    try:
+        room = np.empty(total + _ALIGNMENT, np.uint8)
+    except MemoryError as error:
+        raise ValueError(f"There is no memory for a message of {total} bytes.") from error
     start = -room.ctypes.data % _ALIGNMENT
     view = room.data[start : start + total]
     filled = 0
-    for part in parts:
+    while filled < total:
+        part = next(parts, None)
+        if part is None:
+            raise ValueError(f"A message of {total} bytes ended after {filled}.")
         view[filled : filled + len(part)] = part  # ValueError where it is longer than what is left
         filled += len(part)
-    if filled != total:
-        raise ValueError(f"A message of {total} bytes ended after {filled}.")
     return view
 
 
