@@ -393,7 +393,9 @@ def test_large_values_are_nobody_elses(run, processes):
             v.assign(ones)
             ones[:] = 7
             before, array = v.value(), v.numpy()
-            add = rx.function(lambda: v.assign_add(jnp.ones(5_000_000)) and None)
+            @rx.function
+            def add():
+                v.assign_add(jnp.ones(5_000_000))
             cluster.coordinator.schedule(add).fetch()
             v.assign_add(np.ones(5_000_000, "float32"))
             after = jax.jit(lambda x: x + 1, donate_argnums=0)(v.value())
