@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from replicax._base import tracebacks
@@ -59,7 +59,8 @@ class ClosureQueue:
         self._awaited = 0  # how many of its threads wait for something else than the end of all closures
         self._waiting: deque[Closure] = deque()
         self._running: set[Closure] = set()
-        self._lonely: list[Closure] = []  # that run, and wait for no other to do so
+        self._back: list[Closure] = []  # those that wait to run again, since their worker was lost
+        self._lonely: list[Closure] = []  # that run alone, or wait for that, or are to do so again
         self._links: list[Link] = []  # the workers that are there
         self._empty_since = time.monotonic()  # when the last of them left
         self._reminders = 0  # how often it was said since then that there is none
@@ -217,34 +218,55 @@ class ClosureQueue:
         """Returns the next closure for a worker, waiting for it; None when it is gone, or there will be none."""
         with self._lock:
             while not self.stopped and link in self._links:
-                if self._waiting and self._may_take(link):
-                    closure = self._waiting.popleft()
+                if (closure := self._next_for(link)) is not None:
+                    self._waiting.remove(closure)  # the first, or one of those that were put back before it
                     self._running.add(closure)
+                    if closure in self._back:
+                        self._back.remove(closure)
                     link.running += 1
                     return closure
                 self._for_workers.wait()
             return None
 
-    def _may_take(self, link: Link) -> bool:
+    def _next_for(self, link: Link) -> Closure | None:
+        if not self._waiting:
+            return None
         if self._lonely:
-            return False
+            return self._back[0] if self._back else None
         # A second one, to have it at hand when the first ends, only where no other worker has nothing to do.
-        return not link.running or all(other.running for other in self._links)
+        is_free = not link.running or all(other.running for other in self._links)
+        return self._waiting[0] if is_free else None
 
     @contextlib.contextmanager
     def alone(self, closure: Closure) -> Iterator[None]:
-        """Returns a context in which no other closure runs but such as wait for the same; it waits for that."""
-        with self._lock:
-            self._lonely.append(closure)
-            self._for_workers.notify_all()  # it may be the last that another one has waited for
-            while self._lonely[0] is not closure or not self._running.issubset(self._lonely):
-                self._for_workers.wait()
+        """Returns a context in which no other closure runs but such as wait for the same; it waits for that.
+
+        It waits, too, for those that were put back, which may have updated some servers and not others. Where the
+        closure itself has been put back at the end of the context, no new one runs until it has run again.
+        """
         try:
+            with self._lock:
+                if closure not in self._lonely:
+                    self._lonely.append(closure)
+                self._for_workers.notify_all()  # it may be the last that another one has waited for
+                while not self.stopped and (
+                    self._lonely[0] is not closure or not self._are_lonely(self._running, self._back)
+                ):
+                    self._for_workers.wait()
             yield
         finally:
             with self._lock:
-                self._lonely.remove(closure)
+                if closure not in self._back and closure in self._lonely:
+                    self._lonely.remove(closure)
                 self._for_workers.notify_all()
+
+    def _are_lonely(self, *closures: Iterable[Closure]) -> bool:
+        """Returns whether all of these run alone, or wait for that."""
+        return all(closure in self._lonely for some in closures for closure in some)
+
+    def alone_here(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which no closure runs; it waits for that."""
+        return self.alone(Closure(-1, RemoteValueImpl(self.wait_for)))
 
     def put_back(self, closure: Closure, link: Link) -> None:
         """Has a closure run again, before others."""
@@ -254,6 +276,7 @@ class ClosureQueue:
                 self._cancel(closure)
             else:
                 self._waiting.appendleft(closure)
+                self._back.append(closure)
             self._wake()
 
     def ended(self, closure: Closure, link: Link, result: Callable[[], Tree]) -> None:
@@ -301,6 +324,9 @@ class ClosureQueue:
 
     def _end(self, closure: Closure) -> None:
         self._numbers.close(closure.number)
+        for closures in (self._back, self._lonely):
+            if closure in closures:
+                closures.remove(closure)
 
     def _cancel(self, closure: Closure) -> None:
         self._end(closure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import secrets
@@ -39,6 +40,7 @@ class Cluster:
         worker_addresses: the workers', by index.
         addresses: those of all tasks.
         runner: runs the programs of this process that have to do with variables on servers.
+        alone: returns a context in which no scheduled function runs.
         numbers: of the updates of closures, and of functions that this process runs itself.
     """
 
@@ -50,6 +52,7 @@ class Cluster:
         self.worker_addresses = [address for address in spec.job_tasks("worker") if address is not None]
         self.server_addresses = [address for address in spec.job_tasks("ps") if address is not None]
         self.numbers = Numbers()
+        self.alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self._lock = threading.RLock()
         self._servers: Servers | None = None
         self._count = 0  # of what was placed on servers in turn

@@ -1,8 +1,15 @@
-"""A closure on the task that runs it: read, compute, update."""
+"""A closure on the task that runs it: read, compute, update.
+
+An update of one server happens at once. One of several servers happens at all or at none, although workers may be lost
+at any moment: they keep it first, then one of them, the last, applies it, which decides, and then the others do. A
+closure that runs again, because its worker was lost, goes the same way; where the last server has decided for the
+first run already, the others apply what that one had them keep.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -12,6 +19,7 @@ import numpy as np
 from replicax._parameter_server.arrays import Array, on_host
 from replicax._parameter_server.plans import WorkerPlan
 from replicax._parameter_server.servers import Call, Servers
+from replicax._transport.handlers import Answer
 
 _ATTEMPTS = 3  # to update before somebody else does, where the new value was computed from all of the old one
 
@@ -65,6 +73,8 @@ def update(plan: WorkerPlan, computed: Computed, servers: Servers, number: int, 
         number: the closure's.
         done: closures with lower numbers have ended.
     """
+    if not plan.updates:
+        return _results(plan, computed, {})
     calls = {}
     for each in plan.updates:
         arrays: list[np.ndarray] = []
@@ -75,9 +85,28 @@ def update(plan: WorkerPlan, computed: Computed, servers: Servers, number: int, 
         versions = {name: computed.versions[name] for name in each.compared if name in computed.versions}
         head = {"program": plan.key, "closure": number, "done": done, "versions": versions}
         calls[each.server] = Call("update", head, arrays)
-    answers = servers.all(calls) if calls else {}
-    if any("changed" in head for head, _ in answers.values()):
+    *others, last = calls
+    if others:
+        attempt = uuid.uuid4().hex
+        calls = {n: Call(call.method, {**call.head, "attempt": attempt}, call.arrays) for n, call in calls.items()}
+        kept = servers.all({n: calls[n]._replace(method="keep") for n in others})
+        if _are_changed(kept):
+            return None
+    answers = servers.all({last: calls[last]})
+    if _are_changed(answers):
         return None
+    if others:
+        decided = {**calls[last].head, "attempt": answers[last][0].get("attempt", attempt)}
+        answers |= servers.all({n: Call("apply", decided) for n in others})
+    return _results(plan, computed, answers)
+
+
+def _are_changed(answers: Mapping[int, Answer]) -> bool:
+    return any("changed" in head for head, _ in answers.values())
+
+
+def _results(plan: WorkerPlan, computed: Computed, answers: Mapping[int, Answer]) -> list[Array]:
+    """Returns the results, of which servers answer some."""
     found: dict[int, list[Array]] = {n: [array] for n, array in zip(plan.computed, computed.results)}
     for result, number_of_update, k in plan.answers:
         head, news = answers[plan.updates[number_of_update].server]

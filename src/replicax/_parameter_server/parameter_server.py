@@ -1,20 +1,21 @@
 """The task that holds variables: a parameter server.
 
 It keeps leaves of variables by their names, answers reads, and applies the updates of closures, each as one program
-under a lock, so that nobody sees half of one. It remembers which closures it has applied: a closure that runs again,
-because its first worker was lost, is not applied twice.
+under a lock, so that nobody sees half of one; how those of several servers go together, `execution` says. It remembers
+which closures it has applied: a closure that runs again, because its first worker was lost, is not applied twice.
 """
 
 from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from replicax._base.errors import UnavailableError
+from replicax._base.errors import FailedPreconditionError, UnavailableError
 from replicax._parameter_server.arrays import Array, on_host, own
 from replicax._parameter_server.plans import UpdateProgram, loaded_update
 from replicax._transport.handlers import Answer, Request
@@ -55,22 +56,28 @@ class _Owner:
     def __init__(self) -> None:
         self.leaves: dict[str, _Leaf] = {}
         self.programs: dict[str, UpdateProgram] = {}
-        self.applied: dict[int, list[Array]] = {}  # the answers to closures, by their numbers
+        self.kept: dict[int, dict[str, _Kept]] = {}  # updates to be applied later, by closures and attempts
+        self.applied: dict[int, _Applied] = {}  # by the closures' numbers
         self.done = 0  # closures with lower numbers have ended
-        self._most = _REMEMBERED  # answers, before those to closures that have ended are forgotten
-        self._held = 0  # bytes of the answers
+        self._most, self._most_bytes = _REMEMBERED, _LARGE  # before what has ended is forgotten
+        self._bytes = 0  # of the answers
 
-    def remember(self, closure: int, answers: list[Array]) -> None:
+    def remember(self, closure: int, applied: _Applied) -> None:
         """Keeps the answer to a closure, until it is known to have ended."""
-        self.applied[closure] = answers
-        self._held += sum(answer.nbytes for answer in answers)
+        self.applied[closure] = applied
+        self._bytes += _bytes_of(applied.answers)
 
-    def forget_done(self) -> None:
-        """Forgets answers to closures that have ended, when there are many or large ones."""
-        if len(self.applied) > self._most or self._held > _LARGE:
-            self.applied = {number: answers for number, answers in self.applied.items() if number >= self.done}
-            self._held = sum(answer.nbytes for answers in self.applied.values() for answer in answers)
+    def is_late(self, closure: int, done: int) -> bool:
+        """Returns whether a closure is known to have ended; forgets what was kept for such, when that is much."""
+        self.done = max(self.done, done)
+        for ended in [number for number in self.kept if number < self.done]:
+            del self.kept[ended]
+        if len(self.applied) > self._most or self._bytes > self._most_bytes:
+            self.applied = {number: applied for number, applied in self.applied.items() if number >= self.done}
+            self._bytes = sum(_bytes_of(applied.answers) for applied in self.applied.values())
             self._most = max(_REMEMBERED, 2 * len(self.applied))
+            self._most_bytes = max(_LARGE, 2 * self._bytes)
+        return closure < self.done
 
     def leaf(self, name: str) -> _Leaf:
         """Returns a leaf by its name."""
@@ -91,8 +98,9 @@ class ParameterServer:
 
     def methods(self) -> dict[str, Callable[[Request], Answer]]:
         """Returns what other tasks may call, by name."""
-        calls = (self.begin, self.create, self.drop, self.fetch, self.combine, self.scatter, self.program, self.update)
-        return {f"ps.{call.__name__}": _with_64_bits(call) for call in calls}
+        variables = (self.begin, self.create, self.drop, self.fetch, self.combine, self.scatter)
+        closures = (self.program, self.update, self.keep, self.apply)
+        return {f"ps.{call.__name__}": _with_64_bits(call) for call in (*variables, *closures)}
 
     def begin(self, request: Request) -> Answer:
         """Makes room for a coordinator's variables, which go with the connection to it."""
@@ -173,31 +181,103 @@ class ParameterServer:
 
     def update(self, request: Request) -> Answer:
         """Applies what a closure has computed, once; returns what the closure returns of the new values."""
-        head = request.head
         with self._lock:
-            owner = self._owner(request)
-            closure: int = head["closure"]
-            owner.done = max(owner.done, head["done"])
-            owner.forget_done()
-            if closure < owner.done:
+            owner, number = self._owner(request), request.head["closure"]
+            if owner.is_late(number, request.head["done"]):
                 return {"late": True}, ()
-            if closure not in owner.applied:
-                program = owner.programs[head["program"]]
-                written = [owner.leaf(name) for name in program.writes]
-                expected = head.get("versions") or {}
-                if any(owner.leaf(name).version != version for name, version in expected.items()):
+            if number not in owner.applied:
+                kept = _Kept.of(request, owner)
+                if kept.is_changed(owner):
                     return {"changed": True}, ()
-                owner.remember(closure, self._apply(program, owner, written, request.arrays))
-            return {}, owner.applied[closure]
+                owner.remember(number, kept.applied(owner))
+            return owner.applied[number].answer
 
-    def _apply(
-        self, program: UpdateProgram, owner: _Owner, written: Sequence[_Leaf], shipped: Sequence[np.ndarray]
-    ) -> list[Array]:
-        read = [owner.leaf(name).array for name in program.reads]
-        new, answers = program([leaf.array for leaf in written], read, shipped)
+    def keep(self, request: Request) -> Answer:
+        """Keeps an update of several servers until it is known that the last of them has applied its part."""
+        with self._lock:
+            owner, number = self._owner(request), request.head["closure"]
+            if owner.is_late(number, request.head["done"]) or number in owner.applied:
+                return {}, ()
+            kept = _Kept.of(request, owner)
+            if kept.is_changed(owner):
+                return {"changed": True}, ()
+            owner.kept.setdefault(number, {})[kept.attempt] = kept
+        return {}, ()
+
+    def apply(self, request: Request) -> Answer:
+        """Applies an update that was kept, once; answers as `update` does."""
+        with self._lock:
+            owner, number = self._owner(request), request.head["closure"]
+            if owner.is_late(number, request.head["done"]):
+                return {"late": True}, ()
+            if number not in owner.applied:
+                kept = owner.kept.pop(number)[request.head["attempt"]]
+                if kept.is_changed(owner):
+                    raise FailedPreconditionError(
+                        "Variables on several parameter servers were updated in part: the coordinator's program "
+                        "assigned one of them while a scheduled function replaced it by what it had computed of all "
+                        "of its old value. Do so after `join`."
+                    )
+                owner.remember(number, kept.applied(owner))
+            return owner.applied[number].answer
+
+
+class _Applied(NamedTuple):
+    """An update that was applied.
+
+    Args:
+        attempt: which one of those of the closure, which may have run again.
+        answers: what the closure returns of the new values.
+    """
+
+    attempt: str
+    answers: list[Array]
+
+    @property
+    def answer(self) -> Answer:
+        return {"attempt": self.attempt}, self.answers
+
+
+class _Kept(NamedTuple):
+    """An update of one attempt to run a closure.
+
+    Args:
+        attempt: its name.
+        program: what updates the leaves.
+        arrays: what it takes.
+        versions: of leaves that must not have been replaced since they were read.
+    """
+
+    attempt: str
+    program: UpdateProgram
+    arrays: Sequence[np.ndarray]
+    versions: Mapping[str, int]
+
+    @classmethod
+    def of(cls, request: Request, owner: _Owner) -> _Kept:
+        """Returns the update that a request asks for."""
+        head = request.head
+        program = owner.programs[head["program"]]
+        for name in (*program.writes, *program.reads):
+            owner.leaf(name)  # raises now what would else come out when others have applied their part
+        return cls(head.get("attempt", ""), program, request.arrays, head["versions"])
+
+    def is_changed(self, owner: _Owner) -> bool:
+        """Returns whether somebody has replaced a leaf of which the new value was computed."""
+        return any(owner.leaf(name).version != version for name, version in self.versions.items())
+
+    def applied(self, owner: _Owner) -> _Applied:
+        """Updates the leaves."""
+        written = [owner.leaf(name) for name in self.program.writes]
+        read = [owner.leaf(name).array for name in self.program.reads]
+        new, answers = self.program([leaf.array for leaf in written], read, self.arrays)
         for leaf, array in zip(written, new):
             leaf.put(array)
-        return [on_host(answer) for answer in answers]
+        return _Applied(self.attempt, [on_host(answer) for answer in answers])
+
+
+def _bytes_of(answers: Sequence[Array]) -> int:
+    return sum(answer.nbytes for answer in answers)
 
 
 def _with_64_bits(method: Callable[[Request], Answer]) -> Callable[[Request], Answer]:

@@ -354,7 +354,8 @@ class RunsHere:
         args, local = here.split(plan.arguments(call))
         others = [*(array for element in elements for array in element_arrays(element)), *local]
         servers = self._cluster.servers
-        with self._cluster.numbers.opened() as number:  # one for all attempts: some servers may have updated already
+        alone = self._cluster.alone if here.runs_alone else contextlib.nullcontext
+        with alone(), self._cluster.numbers.opened() as number:  # one for all attempts, which servers know it by
             for _ in range(_RETRIES):
                 computed = execution.compute(here, others, args, servers)
                 if here.asks_first:

@@ -83,6 +83,11 @@ class WorkerPlan:
         """Whether versions of what is read matter."""
         return any(update.compared for update in self.updates)
 
+    @property
+    def runs_alone(self) -> bool:
+        """Whether nothing else may be updated from when several servers keep an update until all have applied it."""
+        return self.compares and len(self.updates) > 1
+
 
 @dataclass(frozen=True)
 class UpdateProgram:

@@ -188,20 +188,23 @@ class WorkerLink:
             self._serve_one(session)
 
     def _serve_one(self, session: _Session) -> None:
-        with session.taking:  # closures begin in the order in which they are taken
-            closure = cast("ScheduledCall | None", self._queue.take(self))
-            if closure is None:
-                return
-            if session.lost:
-                return self._queue.put_back(closure, self)
+        with contextlib.ExitStack() as stack:
+            with session.taking:  # closures begin in the order in which they are taken
+                closure = cast("ScheduledCall | None", self._queue.take(self))
+                if closure is None:
+                    return
+                if closure.plan.worker.runs_alone:
+                    stack.enter_context(self._queue.alone(closure))
+                if session.lost:
+                    return self._queue.put_back(closure, self)
+                try:
+                    begun = self._begin(session, closure)
+                except BaseException as error:
+                    return self._gave_up(session, closure, error)
             try:
-                begun = self._begin(session, closure)
+                self._run(session, closure, begun)
             except BaseException as error:
-                return self._gave_up(session, closure, error)
-        try:
-            self._run(session, closure, begun)
-        except BaseException as error:
-            self._gave_up(session, closure, error)
+                self._gave_up(session, closure, error)
 
     def _gave_up(self, session: _Session, closure: Closure, error: BaseException) -> None:
         """Has a closure run again whose worker was lost, or fail."""
@@ -241,7 +244,8 @@ class WorkerLink:
     def _run(self, session: _Session, closure: ScheduledCall, begun: Mapping[str, object]) -> None:
         answer, arrays = self._answer(session, closure, begun)
         if "changed" in answer:
-            with self._queue.alone(closure):
+            is_alone = closure.plan.worker.runs_alone
+            with contextlib.nullcontext() if is_alone else self._queue.alone(closure):
                 while "changed" in answer:  # no other closure changes anything now, but the coordinator's program may
                     answer, arrays = self._answer(session, closure, self._begin(session, closure))
         if "cancelled" in answer:
