@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from cpu_times import CpuTimes
@@ -126,6 +128,24 @@ sys.path[0] = ""
 __file__ = sys.argv[0]
 exec(compile(open(__file__, encoding="utf-8").read(), __file__, "exec"))
 """
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory, request):
+    """`once(name, make)`: what `make` returns, made in one process of pytest-xdist and read by the others."""
+    folder = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):
+        folder = folder.parent
+
+    def made(name: str, make: Callable[[], Any]) -> Any:
+        path = folder / name
+        with open(folder / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                path.write_bytes(pickle.dumps(make()))
+            return pickle.loads(path.read_bytes())
+
+    return made
 
 
 @pytest.fixture

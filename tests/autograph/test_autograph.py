@@ -1320,7 +1320,7 @@ def results_of(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def both(request, results_of):
+def both(request, once, results_of):
     """What each program gives under TensorFlow, as it is recorded (see recorded.py), and under replicax."""
 
     def live(names):
@@ -1328,7 +1328,7 @@ def both(request, results_of):
         return {name: found[name] for name in names}
 
     theirs = from_tensorflow("autograph", dict.fromkeys([*NAMES, "what it prints"], RUNNER + PROGRAMS), live)
-    return theirs, results_of(sys.executable, "replicax.tf")
+    return theirs, once("autograph", lambda: results_of(sys.executable, "replicax.tf"))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "what it prints"])

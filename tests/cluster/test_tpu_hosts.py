@@ -83,16 +83,16 @@ def run(folder: Any, hosts: int, cores: int, program: str) -> dict[str, list[dic
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory) -> dict[str, list[dict[str, Any]]]:
+def told(once, tmp_path_factory) -> dict[str, list[dict[str, Any]]]:
     """What the two hosts told."""
     programs = "".join(f"program = {name!r}\n{text}\n" for name, text in PROGRAMS.items())
-    return run(tmp_path_factory.mktemp("several"), 2, 4, TRAINING + programs)
+    return once("tpu-hosts", lambda: run(tmp_path_factory.mktemp("several"), 2, 4, TRAINING + programs))
 
 
 @pytest.fixture(scope="module")
-def told_by_one_machine(tmp_path_factory) -> dict[str, list[dict[str, Any]]]:
+def told_by_one_machine(once, tmp_path_factory) -> dict[str, list[dict[str, Any]]]:
     """What one machine told that has all cores."""
-    return run(tmp_path_factory.mktemp("one"), 1, 8, TRAINING)
+    return once("tpu-host", lambda: run(tmp_path_factory.mktemp("one"), 1, 8, TRAINING))
 
 
 @pytest.mark.parametrize("logical", [1, 2])

@@ -660,9 +660,9 @@ def theirs(live):
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory):
+def ours(once, tmp_path_factory):
     """What each program gives under replicax."""
-    return _run(sys.executable, "replicax.tf", KEYS, tmp_path_factory.mktemp("side"))
+    return once("programs", lambda: _run(sys.executable, "replicax.tf", KEYS, tmp_path_factory.mktemp("side")))
 
 
 def _difference(expected, got, where=""):

@@ -218,7 +218,7 @@ def results_of(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def both(request, results_of):
+def both(request, once, results_of):
     """What each expression gives under TensorFlow, as it is recorded (see recorded.py), and under replicax."""
 
     def live(names):
@@ -227,7 +227,7 @@ def both(request, results_of):
         )
 
     theirs = from_tensorflow("datasets", {name: _RUNNER + name for name in [*EXPRESSIONS, RECORDS]}, live)
-    return theirs, results_of(sys.executable, "replicax.tf", EXPRESSIONS)
+    return theirs, once("datasets", lambda: results_of(sys.executable, "replicax.tf", EXPRESSIONS))
 
 
 @pytest.mark.parametrize("expression", [*EXPRESSIONS, RECORDS])

@@ -43,8 +43,8 @@ def what_programs_print(folder, devices, *section):
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory):
-    return what_programs_print(tmp_path_factory.mktemp("facts"), "CPU:4,GPU:4")
+def printed(once, tmp_path_factory):
+    return once("facts", lambda: what_programs_print(tmp_path_factory.mktemp("facts"), "CPU:4,GPU:4"))
 
 
 def in_words_of_311(text):

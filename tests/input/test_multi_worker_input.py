@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -59,14 +60,18 @@ def run(folder, devices, program, timeout=120.0):
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids="{} devices".format)
-def job(request, tmp_path_factory) -> Job:
+def job(request, once, tmp_path_factory) -> Job:
+    told = once(f"input-{request.param}", lambda: _told(request.param, tmp_path_factory.mktemp("job")))
+    return Job(request.param, told)
+
+
+def _told(devices: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
     programs = "".join(f"program = {name!r}\n{text}\n" for name, text in PROGRAMS.items())
-    folder = tmp_path_factory.mktemp("job")
     for i in range(4):
         (folder / f"f{i}.txt").write_text("".join(f"{i}{c}\n" for c in "abcd"))
-    with Workers(folder, 2, START + programs, devices=request.param) as workers:
+    with Workers(folder, 2, START + programs, devices=devices) as workers:
         workers.wait_for("done", timeout=150)
-        return Job(request.param, told_by(workers.join(timeout=10)))
+        return told_by(workers.join(timeout=10))
 
 
 def in_one_process(dataset, n) -> list[list[Any]]:
