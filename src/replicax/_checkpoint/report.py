@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -66,7 +67,7 @@ class _Baseline(NamedTuple):
 
     random: dict[str, Any]
     generators: list[tuple[np.random.Generator, Any]]
-    keys: set[int]
+    keys: weakref.WeakValueDictionary[int, Any]  # by their ids
 
 
 _baseline: _Baseline | None = None
@@ -79,7 +80,8 @@ def begin() -> None:
         frames.note_changes()
         alive = gc.get_objects()
         generators = [(one, one.bit_generator.state) for one in alive if type(one) is np.random.Generator]
-        _baseline = _Baseline(states(), generators, {id(one) for one in alive if _is_key(one)})
+        keys = weakref.WeakValueDictionary({id(one): one for one in alive if _is_key(one)})
+        _baseline = _Baseline(states(), generators, keys)
 
 
 def report_on(nodes: Sequence[ObjectNode]) -> Report:
