@@ -1,6 +1,6 @@
 """A recommender whose embeddings are divided over two parameter servers, trained by workers that do not wait.
 
-replicax launch --workers 3 --ps 2 examples/parameter_server.py
+replicax launch --workers 3 --ps 2 examples/parameter_server.py         # with --evaluator: each checkpoint is evaluated
 python examples/parameter_server.py         # the same tasks, in one process
 
 From the last four words of a session it recommends ten for the next one. The sessions are the pages of the Python
@@ -30,10 +30,12 @@ parser.add_argument("--steps", type=int, default=600, help="of all workers toget
 options = parser.parse_args()
 
 # All tasks run this program. Workers and parameter servers serve the chief until the launcher ends them.
+evaluates = False
 if "TF_CONFIG" in os.environ:
     resolver = rx.cluster_resolver.TFConfigClusterResolver()
     if resolver.task_type in ("worker", "ps"):
         Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id).join()
+    evaluates = resolver.task_type == "evaluator"
 else:
     names = [("worker", 0), ("worker", 1), ("worker", 2), ("ps", 0), ("ps", 1)]
     local = [Server.create_local_server() for _ in names]
@@ -74,8 +76,11 @@ def batches():
 
 
 histories, following, count = sessions(test=True)
-strategy = rx.ParameterServerStrategy(resolver, rx.experimental.partitioners.FixedShardsPartitioner(2))
-coordinator = ClusterCoordinator(strategy)
+if evaluates:
+    strategy = rx.OneDeviceStrategy("CPU:0")
+else:
+    strategy = rx.ParameterServerStrategy(resolver, rx.experimental.partitioners.FixedShardsPartitioner(2))
+    coordinator = ClusterCoordinator(strategy)
 rng = np.random.default_rng(0)
 with strategy.scope():
     # A row for each word at each place of the history, and a row and a bias for each word that may follow.
@@ -85,11 +90,7 @@ with strategy.scope():
     steps = rx.Variable(0, name="steps")
     optimizer = rx.Optimizer(optax.adam(0.01), [seen, offered, bias])
 
-manager = rx.train.CheckpointManager(
-    rx.train.Checkpoint(seen=seen, offered=offered, bias=bias, steps=steps, optimizer=optimizer), options.folder, 2
-)
-restored = manager.restore_or_initialize()
-print(f"{count} words; {'going on from ' + restored if restored else 'starting anew'} after {int(steps)} steps")
+checkpoint = rx.train.Checkpoint(seen=seen, offered=offered, bias=bias, steps=steps, optimizer=optimizer)
 
 
 def scores(histories, words, seen, offered, bias):
@@ -120,6 +121,17 @@ def hits(histories, following):
     return jnp.sum(jnp.sum(found > own, axis=1) < 10)
 
 
+if evaluates:
+    for path in rx.train.checkpoints_iterator(options.folder):
+        checkpoint.restore(path)
+        print(f"hits after {int(steps)} steps: {int(hits(histories, following)) / len(following):.3f}")
+        if int(steps) >= options.steps:
+            break
+    raise SystemExit
+
+manager = rx.train.CheckpointManager(checkpoint, options.folder, 2)
+restored = manager.restore_or_initialize()
+print(f"{count} words; {'going on from ' + restored if restored else 'starting anew'} after {int(steps)} steps")
 iterator = iter(coordinator.create_per_worker_dataset(batches))
 while (done := int(steps)) < options.steps:
     losses = [coordinator.schedule(train_step, args=(iterator,)) for _ in range(min(150, options.steps - done))]

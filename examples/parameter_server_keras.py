@@ -33,6 +33,9 @@ if "TF_CONFIG" in os.environ:
             protocol="grpc",
         )
         server.join()
+    if cluster_resolver.task_type == "evaluator":
+        print("The chief and the workers evaluate: there is nothing for an evaluator to do.")
+        raise SystemExit
 else:
     servers = [tf.distribute.Server.create_local_server() for _ in range(5)]
     addresses = [server.target.removeprefix("grpc://") for server in servers]

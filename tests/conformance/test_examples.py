@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -81,14 +82,25 @@ def test_parameter_servers_train_a_recommender_and_a_second_run_goes_on(tmp_path
     options = ["--folder", str(tmp_path / "checkpoints"), "--steps"]
     env = {key: value for key, value in os.environ.items() if not key.startswith(("REPLICAX_", "KERAS_"))}
     env |= {"REPLICAX_JOB_SECRET": os.environ["REPLICAX_JOB_SECRET"]}
-    command = [sys.executable, "-m", "replicax.launch", "--workers", "3", "--ps", "2"]
+    command = [sys.executable, "-m", "replicax.launch", "--workers", "3", "--ps", "2", "--evaluator"]
     command += [str(EXAMPLES / "parameter_server.py"), *options, "300"]
     launched = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
     assert launched.returncode == 0, launched.stderr[-3000:]
+    cluster = {"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]}
+    place = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "evaluator", "index": 0}})}
+    evaluated = subprocess.run(
+        [sys.executable, *command[-5:]], env=env | place, capture_output=True, text=True, timeout=180
+    )
+    assert evaluated.returncode == 0, evaluated.stderr[-3000:]
     command = [sys.executable, str(EXAMPLES / "parameter_server.py"), *options, "450"]
     alone = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180)
     assert alone.returncode == 0, alone.stderr[-3000:]
-    assert "starting anew after 0 steps" in launched.stdout and "[chief 0]" in launched.stdout
+    (begun,) = re.findall(
+        "^.*starting anew after 0 steps", launched.stdout, re.MULTILINE
+    )  # the evaluator does not train
+    assert begun.startswith("[chief 0]")
+    (hits,) = re.findall(r"\[chief 0\] +hits of the recommender: ([\d.]+)", launched.stdout)
+    assert evaluated.stdout == f"hits after 300 steps: {hits}\n"
     assert f"going on from {tmp_path}/checkpoints/ckpt-2 after 300 steps" in alone.stdout
     for text in (launched.stdout, alone.stdout):
         popular, found = map(float, re.findall(r"^.*hits of .*: ([\d.]+)$", text, re.MULTILINE))

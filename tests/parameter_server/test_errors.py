@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from ps_clusters import ENVIRONMENT
 
+import replicax as rx
+
 HEAD = """
     import gc, threading
     import jax, jax.numpy as jnp, numpy as np
@@ -58,3 +60,12 @@ def test_errors_of_callbacks_in_what_workers_compute_are_raised(run):
                 assert kind == "InvalidArgumentError" and "grew" in text, (kind, text)
                 assert v.numpy() == 1
     """)
+
+
+@pytest.mark.parametrize("kind, does", [("worker", "join"), ("ps", "join"), ("evaluator", "checkpoints_iterator")])
+def test_only_the_coordinator_makes_the_strategy(kind, does):
+    """Any other task would train beside it, with variables of its own."""
+    cluster = rx.ClusterSpec({"chief": ["localhost:1"], "worker": ["localhost:2"], "ps": ["localhost:3"]})
+    resolver = rx.cluster_resolver.SimpleClusterResolver(cluster, task_type=kind, task_id=0)
+    with pytest.raises(ValueError, match=rf"Only the coordinator .* this task is {kind} 0.*{does}"):
+        rx.ParameterServerStrategy(resolver)

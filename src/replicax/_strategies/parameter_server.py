@@ -33,6 +33,12 @@ from replicax._variables.as_leaves import ARRAY, initial_tree
 from replicax._variables.variable import Variable
 
 _JOBS = ("chief", "worker", "evaluator", "ps", None)
+_SERVES = "Have it call `rx.coordinator.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()`"
+_INSTEAD = {  # tasks that must not coordinate, and what they do
+    "worker": _SERVES,
+    "ps": _SERVES,
+    "evaluator": "Have it evaluate each checkpoint of `rx.train.checkpoints_iterator` under another strategy, and end",
+}
 
 
 class ParameterServerExtended(SingleReplicaExtended):
@@ -129,7 +135,8 @@ class ParameterServerStrategy(Strategy):
             `replicax.partitioners`. By default they are not divided, and go to the servers in turn.
 
     Raises:
-        ValueError: the cluster has no worker or no parameter server, several chiefs, or other jobs.
+        ValueError: the cluster has no worker or no parameter server, several chiefs, or other jobs; or this task is a
+            worker, a parameter server or an evaluator.
     """
 
     _cluster_coordinator: ClusterCoordinator | None
@@ -167,3 +174,8 @@ def _check(spec: ClusterSpec, resolver: ClusterResolver) -> None:
     kind, number = resolver.task_type, resolver.task_id
     if kind in spec.jobs and number is not None and number >= spec.num_tasks(kind):
         raise ValueError(f"The `task_id` {number} exceeds the maximum id of {kind}.")
+    if kind in _INSTEAD:
+        raise ValueError(
+            f"Only the coordinator, the 'chief', makes a ParameterServerStrategy, but this task is {kind} {number or 0}: "
+            f"it would train by itself. {_INSTEAD[kind]}, before the program comes to the strategy."
+        )
