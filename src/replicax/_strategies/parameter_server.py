@@ -176,6 +176,6 @@ def _check(spec: ClusterSpec, resolver: ClusterResolver) -> None:
         raise ValueError(f"The `task_id` {number} exceeds the maximum id of {kind}.")
     if kind in _INSTEAD:
         raise ValueError(
-            f"Only the coordinator, the 'chief', makes a ParameterServerStrategy, but this task is {kind} {number or 0}: "
+            f"Only the coordinator, the 'chief', makes a ParameterServerStrategy; this task is {kind} {number or 0}: "
             f"it would train by itself. {_INSTEAD[kind]}, before the program comes to the strategy."
         )
