@@ -383,6 +383,27 @@ def test_closures_read_variables_of_this_process_while_it_assigns_them(run):
 
 
 @PLACES
+def test_rows_of_a_divided_table_have_ids_of_64_bits(run, processes):
+    run(f"""
+        import replicax.tf as tf
+        halves = rx.experimental.partitioners.FixedShardsPartitioner(2)
+        with Cluster(workers=1, servers=2, processes={processes}, partitioner=halves) as cluster:
+            with cluster.strategy.scope():
+                table = tf.Variable(tf.zeros([100, 8]))
+            @tf.function
+            def step(ids):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids))
+                table.assign_sub(tape.gradient(loss, table))
+                return loss
+            for kind in (tf.int32, tf.int64):
+                cluster.coordinator.schedule(step, args=(tf.constant([[1, 2], [3, 99]], dtype=kind),)).fetch()
+            rows = np.flatnonzero(table.numpy()[:, 0])
+            assert rows.tolist() == [1, 2, 3, 99] and (table.numpy()[rows] == -2).all(), table.numpy()[rows]
+    """)
+
+
+@PLACES
 def test_large_values_are_nobody_elses(run, processes):
     """Messages of 20 MB are taken over as they are; values stay what they were when somebody has them."""
     run(f"""

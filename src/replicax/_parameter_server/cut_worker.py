@@ -145,7 +145,8 @@ def output_avals(output: Output) -> tuple[jax.ShapeDtypeStruct, ...]:
     value, pairs = output
     if not pairs:
         return (jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype),)
-    made = jax.eval_shape(lambda *arrays: pairs_of(value.op, *arrays), *_kinds(_values_of(output)))  # type: ignore[arg-type]
+    with jax.enable_x64(True):  # as when it is computed
+        made = jax.eval_shape(lambda *arrays: pairs_of(value.op, *arrays), *_kinds(_values_of(output)))  # type: ignore[arg-type]
     return tuple(jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in made)
 
 
