@@ -185,6 +185,7 @@ def test_a_save_fn_is_called_in_place_of_the_manager(tmp_path):
     notice()
     handler.save_checkpoint_if_preempted(2, why="preempted")
     pytest.raises(Left, handler.save_checkpoint_if_preempted, 3, why="preempted")
+    handler.run(variable.assign, 0.0)
     notice()
     handler.run(variable.assign, 1.0)
     pytest.raises(Left, handler.run, variable.assign, 1.0)

@@ -369,3 +369,22 @@ def test_the_launcher_starts_a_preempted_job_again_and_it_ends_as_if_nothing_had
         assert launch.wait(120) == 0, launch.output
     assert launch.out.count("ended after 1 restarts at 40 80.0") == 2, launch.output
     assert launch.err.count("restart after a preemption") == 1
+
+
+def test_a_signal_to_a_worker_that_is_ending_begins_nothing(folder):
+    """As the launcher sends it to a worker whose `exit_fn` takes long."""
+    program = """
+    handler = make(exit_fn=lambda: (me or wait("leaving"), sys.exit(42)))
+    mark("ready")
+    while True:
+        handler.run(step)
+    """
+    with job(folder, program, count=2) as workers:
+        workers.wait_for("ready")
+        workers.send(1, signal.SIGTERM)
+        workers.wait_for("leaving", 0)
+        workers.send(0, signal.SIGTERM)
+        let_go(folder)
+        done = workers.join()
+    assert statuses(done) == [42, 42], workers.output()
+    assert done[0].stderr.count("save their state at the same step") == 1, workers.output()

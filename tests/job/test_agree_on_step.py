@@ -89,7 +89,7 @@ def test_nobody_waits_for_an_order_of_a_process_0_that_has_ended():
 
 def test_a_process_that_has_ended_is_not_waited_for():
     agreement = Agreement()
-    agreement.take(1, "noticed", {"reason": "worker 1 is to end", "grace": 0.0}, 0.0)
+    agreement.take(1, "noticed", {"reason": "worker 1 is to end", "grace": 0.0, "ends": 0}, 0.0)
     agreement.next_order({0, 1, 2}, 0.0)
     agreement.take(0, "passed", {"answer": 3}, 0.0)
     agreement.take(1, "passed", {"answer": 4}, 0.0)
@@ -109,7 +109,7 @@ def grace_period(agreement, now):
 
 def test_a_grace_period_is_used_but_for_the_time_of_the_last_save():
     agreement = Agreement()
-    agreement.take(0, "noticed", {"reason": "worker 0 is to end", "grace": 100.0}, 1000.0)
+    agreement.take(0, "noticed", {"reason": "worker 0 is to end", "grace": 100.0, "ends": 0}, 1000.0)
     assert grace_period(agreement, 1000.0) == [("hold", None), ("stop", False), ("go", False)]
     assert grace_period(agreement, 1094.0) == []
     assert grace_period(agreement, 1095.0) == [("hold", None), ("stop", True), ("go", True)]
@@ -119,9 +119,9 @@ def test_a_grace_period_is_used_but_for_the_time_of_the_last_save():
 @pytest.mark.parametrize("grace, at", [(10.0, 1015.0), (6.0, 1011.0), (500.0, 1095.0)])
 def test_the_first_end_of_several_notices_counts(grace, at):
     agreement = Agreement()
-    agreement.take(0, "noticed", {"reason": "worker 0 is to end", "grace": 100.0}, 1000.0)
+    agreement.take(0, "noticed", {"reason": "worker 0 is to end", "grace": 100.0, "ends": 0}, 1000.0)
     assert grace_period(agreement, 1000.0)
-    agreement.take(1, "noticed", {"reason": "worker 1 is to end", "grace": grace}, 1010.0)
+    agreement.take(1, "noticed", {"reason": "worker 1 is to end", "grace": grace, "ends": 0}, 1010.0)
     assert grace_period(agreement, at - 0.1) == []
     assert grace_period(agreement, at)[-1] == ("go", True)
 
@@ -183,3 +183,29 @@ def test_a_watch_that_is_gone_asks_no_longer(monkeypatch):
     del watch
     thread.join(60.0)
     assert not thread.is_alive()
+
+
+def test_a_notice_counts_for_nothing_once_all_end_until_a_step_begins(own_gate):
+    watch = Watch([])
+    signal.raise_signal(signal.SIGTERM)
+    assert own_gate.passes() and not own_gate.passes() and own_gate.saved(0.0)
+    signal.raise_signal(signal.SIGTERM)  # as the launcher does where an exit_fn takes long
+    assert own_gate.notices == ["this process has received SIGTERM"]
+    assert steps_until_saved(own_gate, 3) == 3
+    signal.raise_signal(signal.SIGTERM)
+    assert own_gate.passes() and not own_gate.passes() and own_gate.saved(0.0)
+    Watch([])  # of a new handler: this program goes on too
+    signal.raise_signal(signal.SIGTERM)
+    assert own_gate.passes() and not own_gate.passes() and own_gate.saved(0.0)
+    assert own_gate.notices == ["this process has received SIGTERM"] * 3
+    del watch
+
+
+def test_a_notice_that_comes_to_process_0_after_the_end_that_it_crossed_is_old():
+    agreement = Agreement()
+    agreement.take(0, "noticed", {"reason": "worker 0 is to end", "grace": 0.0, "ends": 0}, 0.0)
+    assert grace_period(agreement, 0.0) == [("hold", None), ("stop", True), ("go", True)]
+    agreement.take(1, "noticed", {"reason": "worker 1 is to end", "grace": 0.0, "ends": 0}, 1.0)
+    assert grace_period(agreement, 1.0) == []
+    agreement.take(1, "noticed", {"reason": "worker 1 is to end", "grace": 0.0, "ends": 1}, 2.0)
+    assert grace_period(agreement, 2.0) == [("hold", None), ("stop", True), ("go", True)]

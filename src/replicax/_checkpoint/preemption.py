@@ -43,7 +43,8 @@ class TerminationConfig:
     Args:
         termination_watcher_fn: called about once a second, in a thread; returns True once the end is near. SIGTERM and
             the notices of Google Cloud count beside it.
-        exit_fn: called to end the program when its state is saved, in place of `sys.exit(42)`.
+        exit_fn: called to end the program when its state is saved, in place of `sys.exit(42)`. Further notices count
+            for nothing then. The launcher ends a worker that takes 30 seconds longer than the first one.
         grace_period: seconds from the notice to the end of the machine. The state is saved at once and, with a period
             above 0, training goes on until the period is nearly over, when it is saved again. 0 by default (3600 for
             maintenance of Google Cloud's machines with GPUs).

@@ -46,6 +46,7 @@ class Gate:
         self._stop_at: int | None = None
         self._saves = 0  # times at which all had saved
         self._final = False  # and whether they were to end the latest time
+        self.ending = False  # all have saved and are to end; no step has begun since
         alone = _Alone(self)
         self._tell: Callable[[str, Message], None] = alone.post
         self._turn: Callable[[], None] | None = alone.turn
@@ -55,9 +56,18 @@ class Gate:
         self._tell, self._turn, self.name = tell, None, name
 
     def notice(self, what: str, grace: float) -> None:
-        """Tells all that this process is to end in `grace` seconds; `what` has happened to it."""
+        """Tells all that this process is to end in `grace` seconds; `what` has happened to it.
+
+        A process that is ending already has nothing to tell.
+        """
+        if self.ending:
+            return
         self._know(f"{self.name} {what}")
-        self._tell("noticed", {"reason": f"{self.name} {what}", "grace": grace})
+        self._tell("noticed", {"reason": f"{self.name} {what}", "grace": grace, "ends": self.ends})
+
+    def goes_on(self) -> None:
+        """Has notices count again after an end, because the program goes on nevertheless."""
+        self.ending = False
 
     def _know(self, reason: str) -> None:
         if reason not in self.notices[self._known_before :]:
@@ -73,6 +83,7 @@ class Gate:
             if self._stop_at is not None and self.passed >= self._stop_at:
                 return False
             self.passed += 1
+            self.goes_on()
             return True
 
     def is_next_closed(self) -> bool:
@@ -113,7 +124,7 @@ class Gate:
                 self._stop_at, self._final = None, order["final"]
                 self._saves += 1
                 if self._final:
-                    self.ends += 1
+                    self.ends, self.ending = self.ends + 1, True
                     self._known_before = len(self.notices)
             self._changed.notify_all()
             return None
@@ -126,6 +137,7 @@ class Agreement:
         self._phase: Literal["quiet", "counting", "saving"] = "quiet"
         self._answers: dict[int, float] = {}
         self._final = False
+        self._ends = 0  # times at which all had saved, and were to end
         self._reason = ""
         self._end: float | None = None  # the end of the first of those that are to end
         self._last_call: float | None = None  # seconds before that at which to stop again, once all have saved
@@ -133,6 +145,8 @@ class Agreement:
     def take(self, process_id: int, kind: str, message: Message, now: float) -> None:
         """Takes a notice ("noticed"), or the answer of a process to the latest order."""
         if kind == "noticed":
+            if message["ends"] < self._ends:
+                return  # sent before its process knew that all end
             end = now + float(message["grace"])
             self._end = end if self._end is None else min(self._end, end)
             self._reason = self._reason or str(message["reason"])
@@ -158,6 +172,7 @@ class Agreement:
         if self._final:
             self._end = self._last_call = None
             self._reason = ""
+            self._ends += 1
         else:
             self._last_call = max(answers, default=0.0)
         return {"order": "go", "final": self._final}

@@ -40,15 +40,15 @@ class Coordinator(Monitor):
             if not channel.closed:
                 channel.send(message)
 
-    def _take_posted(self, kind: str, report: dict[str, Any]) -> None:
+    def _take_posted(self, kind: str, report: dict[str, Any], now: float) -> None:
         if kind in ("failed", "broken"):
-            self.me.note(kind, report, time.monotonic())
+            self.me.note(kind, report, now)
             return
         if kind in ("noticed", "saved"):
-            self._agreement.take(0, kind, report, time.monotonic())
+            self._agreement.take(0, kind, report, now)
             return
         if kind == "leaving":
-            self._leaving, self._soon, self.me.left = time.monotonic(), True, True
+            self._leaving, self._soon, self.me.left = now, True, True
         self._tell({"tell": True})
 
     def _listen(self, now: float) -> None:

@@ -104,7 +104,7 @@ class Monitor:
         self._take_signals()
         self._update(now)
         while not self._posted.empty():
-            self._take_posted(*self._posted.get())
+            self._take_posted(*self._posted.get(), now)
         self._listen(now)
         if not self.over.is_set():
             self._decide(now)
@@ -187,7 +187,7 @@ class Monitor:
 
     def _fail(self, message: str) -> None:
         self.write_report("exception", message, "")
-        self._take_posted("failed", {"message": message, "traceback": ""})
+        self._take_posted("failed", {"message": message, "traceback": ""}, self._looked)
 
     def write_report(self, kind: str, message: str, text: str, caused_by: int | None = None) -> None:
         """Leaves a report of this process; see `process_exit.write_report`."""
@@ -231,7 +231,7 @@ class Monitor:
     def _channels(self) -> list[Channel]:
         raise NotImplementedError
 
-    def _take_posted(self, kind: str, report: dict[str, Any]) -> None:
+    def _take_posted(self, kind: str, report: dict[str, Any], now: float) -> None:
         """Tells the others what has been posted about this process."""
         raise NotImplementedError
 
@@ -259,14 +259,14 @@ class Member(Monitor):
     def _channels(self) -> list[Channel]:
         return [self._coordinator]
 
-    def _take_posted(self, kind: str, report: dict[str, Any]) -> None:
+    def _take_posted(self, kind: str, report: dict[str, Any], now: float) -> None:
         if kind == "leaving":
             self._coordinator.send({"left": self._detailed()})
             send_rest([self._coordinator], LINGER)
             self._coordinator.close()
             self.over.set()
         elif kind == "compiled":
-            self._tell(time.monotonic())
+            self._tell(now)
         elif kind in ("noticed", "saved"):
             self._coordinator.send({kind: report})
         else:

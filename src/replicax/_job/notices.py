@@ -38,6 +38,7 @@ class Watch:
         self.grace = grace
         self.problems: list[Exception] = []  # of `looks`, which are no longer called then
         if signals:
+            GATE.goes_on()
             _watches.append(weakref.ref(self, _watches.remove))
             _take_sigterm()
         if looks:
@@ -123,6 +124,8 @@ def heard_sigterm(by: int) -> None:
     _heard[by] += 1
     if _heard[by] > _told:
         _told = _heard[by]
+        if GATE.ending:
+            return
         again, _ends = _ends == GATE.ends, GATE.ends
         newest = _watches[-1]() if _watches else None
         GATE.notice("has received SIGTERM", 0.0 if again or newest is None else newest.grace)
