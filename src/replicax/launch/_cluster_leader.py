@@ -34,6 +34,16 @@ class ClusterLeader(Leader):
         self._leaving: set[Link] = set()  # members that have been asked to end, and the job goes on
         super()._start()
 
+    def _placed(self, links: list[Link]) -> dict[str, list[str]]:
+        # The servers are dealt to the members in turn; the first member has the chief.
+        self._servers = {link: list(range(place, self._ps, len(links))) for place, link in enumerate(links)}
+        offered = [self._joined[link]["offered"] for link in links]
+        servers = [offered[index % len(links)][index] for index in range(self._ps)]
+        return {"chief": offered[0][-1:], **super()._placed(links), "ps": servers}
+
+    def _servers_of(self, link: Link) -> list[int]:
+        return self._servers[link]
+
     def _tasks_of(self, link: Link) -> list[Task]:
         beside = [Task("ps", index) for index in self._servers[link]]
         first = [Task("chief", 0), *[Task("evaluator", 0)] * self._evaluator]

@@ -212,22 +212,23 @@ class Leader:
             self._start()
 
     def _start(self) -> None:
-        """Tells the members the addresses of all tasks, and which of the parameter servers are theirs."""
+        """Tells the members the addresses of all tasks, and which of those beside the workers are theirs."""
         links = sorted(self._joined, key=lambda link: int(self._joined[link]["first"]))
-        members = [self._joined[link] for link in links]
-        cluster = {"worker": [address for member in members for address in member["addresses"]]}
-        self._servers: dict[Link, list[int]] = {
-            link: list(range(place, self._ps, len(links))) for place, link in enumerate(links)
-        }
-        if self._ps:
-            servers = [members[i % len(members)]["offered"][i] for i in range(self._ps)]
-            cluster = {"chief": members[0]["offered"][-1:], **cluster, "ps": servers}
-        self._cluster = cluster
+        self._cluster = self._placed(links)
         for link in links:
             self._send_start(link)
 
+    def _placed(self, links: list[Link]) -> dict[str, list[str]]:
+        """Returns the addresses of all tasks, by their kinds. `links` are the members in the order of their workers."""
+        return {"worker": [address for link in links for address in self._joined[link]["addresses"]]}
+
+    def _servers_of(self, link: Link) -> list[int]:
+        """Returns which parameter servers run on the machine of a member."""
+        return []
+
     def _send_start(self, link: Link) -> None:
-        link.send({"op": "start", "cluster": self._cluster, "attempt": self._attempt, "ps": self._servers[link]})
+        servers = self._servers_of(link)
+        link.send({"op": "start", "cluster": self._cluster, "attempt": self._attempt, "ps": servers})
 
     def _give_up(self) -> None:
         came = {number: self._host(link) for link in self._joined for number in numbers(self._joined[link])}
