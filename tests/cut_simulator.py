@@ -88,7 +88,7 @@ def simulate(function, args=(), servers=1, sharded=(), exported=False, together=
     runner = _Exported() if exported else jax.jit
     gathered = []
     if parts.index is not None:
-        ids = runner(parts.index.function)(*_used(parts.index, [pulled, call.dynamic]))
+        ids = runner(parts.index.function)(*_of_kind(parts.index, [pulled, call.dynamic]))
         for gather in parts.gathers:
             i = np.asarray(ids[gather.ids])
             assert i.dtype == np.int32 and (i >= 0).all() and (i < values[gather.leaf].shape[0]).all()
@@ -96,13 +96,12 @@ def simulate(function, args=(), servers=1, sharded=(), exported=False, together=
             assert gathered[-1].shape == gather.aval.shape and gathered[-1].dtype == gather.aval.dtype
     read = [values[leaf] for leaf in parts.reads]
     assert not parts.has_callbacks or not exported
-    out = runner(parts.compute.function)(*_used(parts.compute, [pulled, call.dynamic, gathered, read]))
-    shipped = []
+    out = runner(parts.compute.function)(*_of_kind(parts.compute, [pulled, call.dynamic, gathered, read]))
+    shipped, behind = [], out
     for one in parts.shipped:
-        arrays = out[one.output : one.output + len(one.avals)]
+        arrays, behind = behind[: len(one.avals)], behind[len(one.avals) :]
         assert [(x.shape, x.dtype) for x in arrays] == [(x.shape, x.dtype) for x in one.avals]
         shipped.append(arrays)
-    behind = out[sum(len(one.avals) for one in parts.shipped) :]
     found = dict(zip(parts.computed, behind))
     operands, behind = [], behind[len(parts.computed) :]
     for callback in parts.callbacks:
@@ -134,7 +133,7 @@ def _updated(parts, leaves, values, shipped, runner):
         taken = [array for take in update.takes for array in _taken(take, parts, shipped)]
         travelled += sum(x.nbytes for x in taken)
         lists = [[pieces[leaf][part] for leaf, part in places] for places in (update.writes, update.reads)]
-        out, answered = runner(update.program.function)(*_used(update.program, [*lists, taken], check=False))
+        out, answered = runner(update.program.function)(*lists, taken)
         answers.update(((number, k), x) for k, x in enumerate(answered))
         replaced.update(zip(update.writes, out))
     for i, leaf in enumerate(leaves):
@@ -151,17 +150,19 @@ def _taken(take: Take, parts, shipped):
     return [jnp.asarray(x) for x in take.of(one.kind, [np.asarray(x) for x in shipped[take.shipped]])]
 
 
-def _used(stage, lists, check=True):
-    """The inputs of a stage; those that it says it does not use are of another dtype, which it would notice."""
-    for avals, arrays in zip(stage.avals, lists, strict=True):
-        assert len(avals) == len(arrays)
-    if check:
-        for uses, avals, arrays in zip(stage.uses, stage.avals, lists):
-            assert all((avals[i].shape, avals[i].dtype) == (arrays[i].shape, arrays[i].dtype) for i in uses)
-    return [
-        [x if i in uses else jnp.zeros((), bool) for i, x in enumerate(arrays)]
-        for uses, arrays in zip(stage.uses, lists)
-    ]
+def _of_kind(stage, lists):
+    """The inputs of a stage, checked: with those that it says that it takes, it can be traced."""
+    assert [len(avals) for avals in stage.avals] == list(map(len, lists))
+    uses_of(stage)
+    return lists
+
+
+def uses_of(stage):
+    """Which inputs of each list a stage uses."""
+    traced = jax.make_jaxpr(stage.function)(*stage.avals).jaxpr
+    used = {id(x) for eqn in traced.eqns for x in eqn.invars} | {id(x) for x in traced.outvars}
+    inputs = iter(traced.invars)
+    return tuple(tuple(i for i, _ in enumerate(avals) if id(next(inputs)) in used) for avals in stage.avals)
 
 
 class _Exported:

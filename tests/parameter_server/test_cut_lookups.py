@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cut_simulator import check, normal, simulate, unpacked, variable
+from cut_simulator import check, normal, simulate, unpacked, uses_of, variable
 from jax import lax
 
 import replicax as rx
@@ -111,4 +111,4 @@ def test_elements_of_a_dataset_give_the_ids():
 
     outcome = check(simulate(step, (iter(data.batch(4)),)))
     assert (outcome.gathered, outcome.read) == (4 * DIM * 4, 0)
-    assert outcome.cut.index.uses == ((0,), ()) and outcome.cut.compute.uses[0] == (0, 2)
+    assert uses_of(outcome.cut.index) == ((0,), ()) and uses_of(outcome.cut.compute)[0] == (0, 2)

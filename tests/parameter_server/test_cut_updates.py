@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cut_simulator import check, cut_of, normal, simulate, unpacked, variable
+from cut_simulator import check, cut_of, normal, simulate, unpacked, uses_of, variable
 from jax import export, lax
 
 import replicax as rx
@@ -65,7 +65,7 @@ def test_a_plain_assignment_reads_nothing_and_is_not_compared(servers, sharded):
     outcome = check(simulate(assign, (x(),), servers, sharded))
     assert (outcome.shipped, outcome.read, compared(outcome)) == (BYTES, 0, [])
     assert not outcome.cut.answers  # the worker has it
-    assert all(update.program.uses[0] == () for update in outcome.cut.updates)
+    assert all(uses_of(update.program)[0] == () for update in outcome.cut.updates)
 
 
 @PLACES

@@ -172,11 +172,8 @@ class _Cutting:
     # The parts of the program.
 
     def _all_shipped(self, worker: Worker) -> list[Shipped]:
-        found, output = [], 0
-        for (_, pairs), avals in zip(self._shipped, worker.avals):
-            found.append(Shipped("rows" if pairs else "array", output, avals))
-            output += len(avals)
-        return found
+        pairs = zip(self._shipped, worker.avals)
+        return [Shipped("rows" if is_pairs else "array", avals) for (_, is_pairs), avals in pairs]
 
     def _update(self, server: int, side: Side) -> Update:
         writes = list(side.targets)
@@ -189,12 +186,7 @@ class _Cutting:
                 shape = aval.shape if rows is None or node.pairs else (rows.many, *aval.shape[1:])
                 avals.append(jax.ShapeDtypeStruct(shape, aval.dtype))
         function = side.function(writes, reads, self._answered_by(server))
-        used = tuple(i for i, place in enumerate(writes) if place in side.read)
-        stage = Stage(
-            function,
-            (self._avals(writes), self._avals(reads), tuple(avals)),
-            (used, tuple(range(len(reads))), tuple(range(len(avals)))),
-        )
+        stage = Stage(function, (self._avals(writes), self._avals(reads), tuple(avals)))
         return Update(server, reads, writes, takes, stage, side.stale)
 
     def _avals(self, places: Sequence[Place]) -> tuple[jax.ShapeDtypeStruct, ...]:

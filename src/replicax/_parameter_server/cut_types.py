@@ -41,13 +41,11 @@ class Stage:
 
     Args:
         function: a pure function of lists of arrays, to be jitted or exported.
-        avals: of its inputs, a tuple for each list.
-        uses: which inputs of each list it uses.
+        avals: of its inputs, a tuple for each list; of inputs that it does not use, perhaps others.
     """
 
     function: Callable[..., Any]
     avals: tuple[tuple[jax.ShapeDtypeStruct, ...], ...]
-    uses: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -64,21 +62,18 @@ class Gather:
     leaf: int
     ids: int
     aval: jax.ShapeDtypeStruct
-    mode: str = "promise_in_bounds"
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """What travels to servers.
+    """What travels to servers: the first outputs of `Cut.compute`, in their order.
 
     Args:
         kind: "array", or "rows" for ids (a vector) and as many rows.
-        output: the first output of `Cut.compute` that it is.
         avals: of its one or two arrays.
     """
 
     kind: str
-    output: int
     avals: tuple[jax.ShapeDtypeStruct, ...]
 
 

@@ -40,7 +40,6 @@ class Worker:
         if leaf_of:
             self._look_up(wanted, leaf_of)
         self._ops, inputs = needed_ops(wanted, graph.ops, self._instead)
-        self._used = inputs
         self.reads = sorted(leaf_of[value] for value in inputs if value in leaf_of)
         self.avals = [output_avals(output) for output in outputs]
         computed = [op for op in self._ops if op not in self._lookups]
@@ -74,7 +73,7 @@ class Worker:
         if not self._asked:
             return None
         sources = [lookup.source for lookup in self._asked if lookup.source is not None]
-        ops, inputs = needed_ops(sources, self._graph.ops, effects=False)
+        ops, _ = needed_ops(sources, self._graph.ops, effects=False)
 
         def indices(others: Sequence[Any], args: Sequence[Any]) -> list[Any]:
             known = self._given(others, args)
@@ -82,8 +81,7 @@ class Worker:
             sources = ((x, None if x.source is None else _value_of(known, x.source)) for x in self._asked)
             return [lookup.ids(source) for lookup, source in sources]
 
-        lists = [self._others, self._graph.args]
-        return Stage(indices, tuple(map(_kinds, lists)), tuple(_uses(each, inputs) for each in lists))
+        return Stage(indices, (_kinds(self._others), _kinds(self._graph.args)))
 
     def gathers(self) -> list[Gather]:
         """Returns the rows that it asks for."""
@@ -113,11 +111,9 @@ class Worker:
             _run(self._ops, known, looked_up)
             return [array for output in self._outputs for array in _arrays(known, output)]
 
-        lists = [self._others, self._graph.args]
         rows = tuple(gather.aval for gather in self.gathers())
-        avals = (*map(_kinds, lists), rows, _kinds([self._olds[leaf] for leaf in self.reads]))
-        uses = (*(_uses(each, self._used) for each in lists), tuple(range(len(rows))), tuple(range(len(self.reads))))
-        return Stage(run, avals, uses)
+        read = _kinds([self._olds[leaf] for leaf in self.reads])
+        return Stage(run, (_kinds(self._others), _kinds(self._graph.args), rows, read))
 
     def _given(self, others: Sequence[Any], args: Sequence[Any]) -> dict[Value | None, Any]:
         return {**dict(zip(self._others, others)), **dict(zip(self._graph.args, args))}
@@ -169,7 +165,3 @@ def _kinds(values: Sequence[Value | None]) -> tuple[jax.ShapeDtypeStruct, ...]:
         jax.ShapeDtypeStruct((), "float32") if v is None else jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
         for v in values
     )
-
-
-def _uses(values: Sequence[Value | None], inputs: Mapping[Value, None]) -> tuple[int, ...]:
-    return tuple(i for i, value in enumerate(values) if value is not None and value in inputs)

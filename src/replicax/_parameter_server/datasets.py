@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, Protocol
 
 import jax
@@ -25,14 +25,7 @@ _NOT_HERE = "Iterating over an `AsyncDistributedIterator` is not supported right
 
 
 class PerWorkerValue:
-    """A value of which each worker has its own. As an argument of a scheduled function it is that of its worker.
-
-    Args:
-        values: the values.
-    """
-
-    def __init__(self, values: Sequence[object]):
-        self._values = tuple(values)
+    """A value of which each worker has its own. As an argument of a scheduled function it is that of its worker."""
 
 
 class Workers(Protocol):
@@ -99,7 +92,6 @@ class PerWorkerDistributedIterator(PerWorkerValue, ElementIterator):
     _numbers = itertools.count()
 
     def __init__(self, dataset: _PerWorkerDataset):
-        super().__init__(())
         self.dataset = self._dataset = dataset
         self.key = f"iterator {next(self._numbers)}"
         self._known: Kinds | None = None  # of a first element

@@ -34,7 +34,6 @@ class MadeValue(PerWorkerValue):
     def __init__(self, source: Callable[[], Tree]):
         if not callable(source):
             raise TypeError(f"`create_per_worker_value` takes a function that makes the value, got {received(source)}.")
-        super().__init__(())
         self.source, self.key = source, f"value {next(_numbers)}"
         with scheduling.on_worker(0):
             self.example: Tree = nest.map_values(_array, source())
