@@ -424,3 +424,17 @@ def test_large_values_are_nobody_elses(run, processes):
             for value, expected in (before, 1.0), (array, 1.0), (after, 4.0), (v.numpy(), -1.0):
                 assert (np.asarray(value) == expected).all(), (value[:3], expected)
     """)
+
+
+def test_leaves_that_a_program_asks_for_are_read_alone(run):
+    run("""
+        with Cluster(workers=1, servers=2) as cluster:
+            with cluster.strategy.scope():
+                v = rx.Variable({"a": jnp.zeros(1000), "b": jnp.ones(2)})
+            storage, servers, asked = v._storage, v._cluster.servers, []
+            real = servers.read
+            servers.read = lambda places: asked.append(list(places)) or real(places)
+            for leaves in (storage.kept([1]), storage.taken([1])):
+                assert [leaf.tolist() for leaf in leaves] == [[1, 1]]
+            assert asked == [[storage.places[1]]] * 2
+    """)

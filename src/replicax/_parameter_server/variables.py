@@ -66,9 +66,7 @@ class ServedStorage(Storage):
         return self.read()
 
     def read(self) -> Leaves:
-        arrays = self.cluster.servers.read(self.places)
-        with jax_internals.untraced():
-            return [of_kind(array, kind) for array, kind in zip(arrays, self.types)]
+        return self.kept(range(len(self.places)))
 
     read_one = stored = read
 
@@ -101,10 +99,10 @@ class ServedStorage(Storage):
         return leaves  # they are copies
 
     def kept(self, indices: Sequence[int]) -> Leaves:
-        leaves = self.read()
-        return [leaves[index] for index in indices]
-
-    taken = kept
+        places = [self.places[index] for index in indices]
+        arrays = self.cluster.servers.read(places)
+        with jax_internals.untraced():
+            return [of_kind(array, self.types[index]) for array, index in zip(arrays, indices)]
 
     def put(self, indices: Sequence[int], leaves: Sequence[jax.Array]) -> None:
         places = [self.places[index] for index in indices]
