@@ -69,3 +69,17 @@ def test_only_the_coordinator_makes_the_strategy(kind, does):
     resolver = rx.cluster_resolver.SimpleClusterResolver(cluster, task_type=kind, task_id=0)
     with pytest.raises(ValueError, match=rf"Only the coordinator.* this task is {kind} 0.*{does}"):
         rx.ParameterServerStrategy(resolver)
+
+
+def test_a_coordinator_ends_at_once_while_a_worker_refuses_it(run):
+    run("""
+        from replicax._parameter_server import worker_links
+        worker_links._PATIENCE = 1e6  # seconds to the next attempt
+        refused = threading.Event()
+        def begun(link):
+            refused.set()
+            raise ValueError("refused")
+        worker_links.WorkerLink._begun = begun
+        cluster = Cluster(workers=1)
+        assert refused.wait(60)
+    """)

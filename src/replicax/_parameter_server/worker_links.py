@@ -102,6 +102,7 @@ class WorkerLink:
         self._peer: Peer = connect(cluster.worker_addresses[index], job=cluster.addresses)
         self._is_local = local_service(self._peer.address) is not None
         self._session: _Session | None = None
+        self._closed = threading.Event()
         self._opening = threading.Lock()
         self._changing = threading.Lock()  # held while it is noted that a session has begun or ended
         self._threads = [
@@ -113,6 +114,7 @@ class WorkerLink:
 
     def close(self) -> None:
         """Ends the connection."""
+        self._closed.set()
         self._peer.close()
 
     def end(self) -> None:
@@ -145,7 +147,7 @@ class WorkerLink:
                     pass
                 except Exception as error:  # it is there, and refuses
                     self._queue.refuses(self, str(error))
-                    threading.Event().wait(_PATIENCE)
+                    self._closed.wait(_PATIENCE)
         return None
 
     def _begun(self) -> _Session:
