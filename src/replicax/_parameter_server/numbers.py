@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 
 
@@ -19,7 +20,7 @@ class Numbers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next = itertools.count()
-        self._open: dict[int, None] = {}
+        self._open: OrderedDict[int, None] = OrderedDict()  # a dict's first one is behind all that it has lost
         self._last = 0
 
     def open(self) -> int:
