@@ -5,6 +5,7 @@ import typing as _typing
 from replicax import _wiring as _wiring  # puts the parts together
 from replicax import config, data, experimental, tpu
 from replicax._base.errors import (
+    CancelledError,
     CheckpointError,
     DataLossError,
     DeviceError,
@@ -14,6 +15,7 @@ from replicax._base.errors import (
     ReplicaError,
     ReplicaxError,
     StepError,
+    UnavailableError,
 )
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.profiling import profile
@@ -70,6 +72,7 @@ if _typing.TYPE_CHECKING:
 __all__ = [
     "Benchmark",
     "Benchmarks",
+    "CancelledError",
     "CheckpointError",
     "ClusterSpec",
     "CommunicationImplementation",
@@ -110,6 +113,7 @@ __all__ = [
     "StrategyExtended",
     "TPUStrategy",
     "TensorSpec",
+    "UnavailableError",
     "UnconnectedGradients",
     "ValueContext",
     "Variable",

@@ -6,6 +6,7 @@ import pytest
 from ps_clusters import ENVIRONMENT
 
 import replicax as rx
+from replicax._base import errors
 
 HEAD = """
     import gc, threading
@@ -83,3 +84,8 @@ def test_a_coordinator_ends_at_once_while_a_worker_refuses_it(run):
         cluster = Cluster(workers=1)
         assert refused.wait(60)
     """)
+
+
+def test_errors_of_the_page_have_public_names():
+    for name in ("CancelledError", "InvalidArgumentError", "OutOfRangeError", "UnavailableError"):
+        assert getattr(rx, name) is getattr(errors, name)
