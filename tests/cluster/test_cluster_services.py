@@ -7,6 +7,7 @@ import importlib.resources
 import json
 import os
 import signal
+import socket
 import threading
 from unittest import mock
 from urllib.parse import parse_qs, urlsplit
@@ -614,3 +615,28 @@ def test_a_machine_that_google_cloud_preempts_saves_and_ends_with_143(service, m
             handler.run(steps.assign_add, 1)
     assert ended.value.code == 143 and handler.total_run_calls == int(steps)
     assert watcher.preemption_message == "this process is on a machine that Google Cloud preempts"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\nFAL",
+        b"rubbish\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n\xff",
+    ],
+    ids=["cut off", "no HTTP", "no text"],
+)
+def test_an_answer_that_is_damaged_has_announced_nothing(answer, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.getsockname()[1]}")
+
+        def serve():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert preemption.google_notice() is None
+        thread.join()

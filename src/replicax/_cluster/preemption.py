@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+
 import jax
 
 from replicax._cluster import gce
@@ -25,14 +27,14 @@ def google_notice(grace: float | None = None) -> Notice | None:
     """Returns a notice once Google's metadata server announces the end of this machine: maintenance, or preemption.
 
     A machine with GPUs ends an hour after the announcement of maintenance; without them, and where it is preempted, in
-    less than a minute. A server that does not answer has announced nothing.
+    less than a minute. A server that does not answer, or answers with what is no text, has announced nothing.
     """
     try:
         if gce.metadata("instance/preempted") == "TRUE":
             return Notice("is on a machine that Google Cloud preempts", grace)
         if gce.metadata("instance/maintenance-event") != "TERMINATE_ON_HOST_MAINTENANCE":
             return None
-    except OSError:
+    except (OSError, http.client.HTTPException, ValueError):
         return None
     if grace is None and jax.local_devices()[0].platform == "gpu":
         grace = _BEFORE_MAINTENANCE
