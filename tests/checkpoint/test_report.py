@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax._checkpoint import random_state
 
 HEAD = """
 import json, random, tempfile
@@ -211,9 +212,26 @@ def test_random_states_go_on(tmp_path):
         own, other = np.random.default_rng(0), random.Random(0)
         rx.train.Checkpoint(random=rx.train.RandomState(own, other)).restore(path).assert_consumed()
         assert drawn() == expected
-        with pytest.raises(ValueError, match="has 1 generators, and that which was saved had 2"):
+        with pytest.raises(ValueError, match="has 1 generators .PCG64., and .* had 2 .PCG64, random.Random."):
             rx.train.Checkpoint(random=rx.train.RandomState(own)).restore(path)
     finally:
         random.setstate(kept[0]), np.random.set_state(kept[1])
     with pytest.raises(TypeError, match="takes numpy.random.Generators and random.Randoms, got 3"):
         rx.train.RandomState(3)
+
+
+@pytest.mark.parametrize(
+    "other", [np.random.Generator(np.random.MT19937(1)), random.Random(1)], ids=["MT19937", "random"]
+)
+def test_a_state_of_another_kind_of_generator_is_refused_and_nothing_is_set(other, tmp_path):
+    kept = random.getstate(), np.random.get_state()
+    try:
+        path = rx.train.Checkpoint(random=rx.train.RandomState(np.random.default_rng(3))).save(tmp_path / "ckpt")
+        random.seed(5), np.random.seed(6)
+        state = rx.train.RandomState(other)
+        before = state.save_state()
+        with pytest.raises(ValueError, match="and that which was saved had 1 .PCG64."):
+            rx.train.Checkpoint(random=state).restore(path)
+        assert random_state.same(state.save_state(), before)
+    finally:
+        random.setstate(kept[0]), np.random.set_state(kept[1])

@@ -68,19 +68,22 @@ class RandomState:
 
     def save_state(self) -> dict[str, _State]:
         """Returns the states, made of numbers, strings and arrays."""
-        own = [g.getstate() if isinstance(g, random.Random) else g.bit_generator.state for g in self._generators]
-        return {**states(), "generators": own}
+        return {**states(), "generators": self._own_states()}
+
+    def _own_states(self) -> list[_State]:
+        return [g.getstate() if isinstance(g, random.Random) else g.bit_generator.state for g in self._generators]
 
     def restore_state(self, state: dict[str, _State]) -> None:
         """Sets the states to those that `save_state` returned.
 
         Raises:
-            ValueError: it was saved with another number of generators.
+            ValueError: it was saved with other generators; nothing is set then.
         """
-        if len(state["generators"]) != len(self._generators):
+        here, saved = _kinds(self._own_states()), _kinds(state["generators"])
+        if here != saved:
             raise ValueError(
-                f"This RandomState has {len(self._generators)} generators, and that which was saved had "
-                f"{len(state['generators'])}. Make it of the same generators, in the same order."
+                f"This RandomState has {len(here)} generators{_listed(here)}, and that which was saved had "
+                f"{len(saved)}{_listed(saved)}. Make it of the same generators, in the same order."
             )
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])
@@ -95,6 +98,15 @@ class RandomState:
     def _carried_over(self, states: Sequence[_State]) -> _State | None:
         """Returns what to restore of the states of another number of workers."""
         return states[0] if all(same(state, states[0]) for state in states) else None
+
+
+def _kinds(states: Sequence[_State]) -> list[str]:
+    """Returns the kinds of the generators that have these states."""
+    return [str(state["bit_generator"]) if isinstance(state, dict) else "random.Random" for state in states]
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    return f" ({', '.join(kinds)})" if kinds else ""
 
 
 def same(one: _State, other: _State) -> bool:
