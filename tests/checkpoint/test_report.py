@@ -10,6 +10,7 @@ import pytest
 
 import replicax as rx
 from replicax._checkpoint import random_state
+from replicax._parameter_server.datasets import PerWorkerDistributedIterator
 
 HEAD = """
 import json, random, tempfile
@@ -235,3 +236,17 @@ def test_a_state_of_another_kind_of_generator_is_refused_and_nothing_is_set(othe
         assert random_state.same(state.save_state(), before)
     finally:
         random.setstate(kept[0]), np.random.set_state(kept[1])
+
+
+def test_an_iterator_that_could_not_be_made_is_no_state():
+    checkpoint = rx.train.Checkpoint(v=rx.Variable(0.0))
+    with pytest.raises(TypeError, match="got 5") as raised:
+        rx.data.NumpyIterator(5)
+    checkpoint.report()
+    assert raised.tb  # which keeps the iterator
+
+
+def test_an_iterator_that_workers_have_is_no_state_of_the_coordinator():
+    iterator = PerWorkerDistributedIterator(None)
+    assert "iterator" not in {entry.kind for entry in rx.train.Checkpoint(v=rx.Variable(0.0)).report().entries}
+    del iterator

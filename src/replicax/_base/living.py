@@ -13,20 +13,22 @@ _T = TypeVar("_T")
 
 
 class Living(Generic[_T]):
-    """Objects for as long as they live, in the order in which they were made. They need not be hashable."""
+    """Objects for as long as they live, in the order in which they were made. They need not be hashable.
+
+    Threads add objects while others go through them. There is no lock, which a finalizer that makes an object, or a
+    forked child, would find held: an entry is complete when it is added, and a copy of the entries is gone through.
+    """
 
     def __init__(self) -> None:
-        self._objects: weakref.WeakValueDictionary[int, _T] = weakref.WeakValueDictionary()
-        self._origins: dict[int, Origin] = {}
+        self._entries: dict[int, tuple[weakref.ref[_T], Origin]] = {}
         self._numbers = itertools.count()
 
     def add(self, made: _T) -> None:
-        """Adds an object that is being made."""
-        number = next(self._numbers)
-        self._objects[number] = made
-        self._origins[number] = origin()
-        weakref.finalize(made, self._origins.pop, number, None).atexit = False
+        """Adds an object, once it is made."""
+        number, entries = next(self._numbers), self._entries
+        entries[number] = weakref.ref(made, lambda _: entries.pop(number, None)), origin()
 
     def __iter__(self) -> Iterator[tuple[_T, Origin]]:
-        for number, living in sorted(self._objects.items()):
-            yield living, self._origins[number]
+        for reference, place in self._entries.copy().values():
+            if (living := reference()) is not None:
+                yield living, place

@@ -140,7 +140,7 @@ def exclusive(method: Callable[Concatenate[_I, _P], _R]) -> Callable[Concatenate
     return locked
 
 
-living: Living[ElementIterator] = Living()
+living: Living[ElementIterator] = Living()  # those that give elements in this process
 
 
 class ElementIterator(Iterator[Tree]):
@@ -158,7 +158,6 @@ class ElementIterator(Iterator[Tree]):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         iterator = super().__new__(cls)
         iterator._lock = threading.RLock()
-        living.add(iterator)
         return iterator
 
     def _behind(self) -> tuple[Sequence[IterableDataset], Sequence[Reading]]:
@@ -306,6 +305,7 @@ class DatasetIterator(ElementIterator):
             raise TypeError(f"An iterator is made of a Dataset, got {received(dataset)}. Call `iter(dataset)`.")
         self._dataset = dataset
         self._begin(Reading(dataset._nodes), 0)
+        living.add(self)
 
     @exclusive
     def _begin(self, reading: Reading, position: int) -> None:

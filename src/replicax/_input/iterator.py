@@ -9,7 +9,7 @@ from typing import Any
 from replicax._base.messages import received
 from replicax._base.types import Tree
 from replicax._data.dataset import Dataset
-from replicax._data.iterators import ElementIterator, exclusive
+from replicax._data.iterators import ElementIterator, exclusive, living
 from replicax._data.multi_step import Demand
 from replicax._data.prefetch import Buffer
 from replicax._data.reading import Reading, parsed, state_from_bytes, state_to_bytes
@@ -46,6 +46,7 @@ class DistributedIterator(ElementIterator, Distributed):
             )
         self._dataset = dataset
         self._begin(dataset._readings(), 0)
+        living.add(self)
 
     @exclusive
     def _begin(self, readings: list[Reading], position: int) -> None:
