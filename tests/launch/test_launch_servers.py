@@ -430,6 +430,58 @@ def test_a_machine_with_workers_alone_may_leave_and_come_back(name, status, tmp_
         assert told(one)[-1] == text
 
 
+def test_the_job_is_restarted_without_a_machine_that_left(tmp_path):
+    program = of_chief("""
+    chief.hear("worker 0.0", "ps 0.0", *["worker 1.0"] * (attempt == 0))
+    print("ready")
+    wait_for("go")
+    sys.exit(0 if attempt else 9)
+    """)
+    with machines(tmp_path, ["0", "1"], program, "--workers 2 --ps 1 --max-restarts 1", SECRET) as (zero, one):
+        zero.wait_for("ready")
+        one.signal(signal.SIGTERM)
+        assert one.wait() == 143, one.output
+        zero.wait_for("worker 1 on 127.0.0.1 left")
+        (zero.folder / "go").touch()
+        assert zero.wait() == 0, zero.output
+    assert "worker 1 on 127.0.0.1 left before this attempt. The job goes on." in told(zero)
+
+
+def test_a_launcher_that_was_silent_goes_on(tmp_path):
+    program = of_chief("""
+    chief.hear("worker 0.0", "worker 1.0", "ps 0.0")
+    print("ready")
+    wait_for("go")
+    """)
+    env = {**SECRET, "REPLICAX_HEARTBEAT_TIMEOUT": "4"}
+    with machines(tmp_path, ["0", "1"], program, "--workers 2 --ps 1", env) as (zero, one):
+        zero.wait_for("ready")
+        one.signal(signal.SIGSTOP)
+        zero.wait_for("worker 1 on 127.0.0.1 left: its launcher has not answered for ")
+        one.signal(signal.SIGCONT)
+        zero.wait_for("worker 1 on 127.0.0.1 came back.")
+        (zero.folder / "go").touch()
+        assert [zero.wait(), one.wait()] == [0, 0], [zero.output, one.output]
+
+
+def test_a_launcher_waits_while_the_one_before_it_may_still_be_there(tmp_path):
+    program = of_chief("""
+    chief.hear("worker 0.0", "worker 1.0", "ps 0.0")
+    print("ready")
+    del chief.waiting["worker 1.0"]
+    chief.hear("worker 1.0")
+    """)
+    with machines(tmp_path, ["0", "1"], program, "--workers 2 --ps 1", SECRET) as (zero, one):
+        zero.wait_for("ready")
+        again = f"--workers 2 --ps 1 --coordinator {coordinator_of(zero)} --worker-rank 1"
+        with Launch(tmp_path, again, program, env=SECRET) as back:
+            back.wait_for("worker 1 on 127.0.0.1 still runs, as far as is known. This launcher waits for its end.")
+            one.signal(signal.SIGTERM)
+            assert one.wait() == 143, one.output
+            assert [zero.wait(), back.wait()] == [0, 0], [zero.output, back.output]
+    assert told(zero)[-1] == "worker 1 on 127.0.0.1 came back."
+
+
 @pytest.mark.parametrize("name, status", [("SIGTERM", 143), ("SIGKILL", 1)])
 def test_the_job_ends_with_a_machine_that_has_a_server(name, status, tmp_path):
     program = of_chief("""

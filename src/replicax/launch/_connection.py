@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import time
@@ -65,8 +66,13 @@ class Connection:
         except ValueError:
             self.strange = True
 
-    async def beat(self, timeout: float, silent: Callable[[float], None]) -> None:
-        """Sends heartbeats, and calls `silent` with the seconds since the last word if they exceed `timeout`."""
+    async def beat(
+        self, timeout: float, silent: Callable[[float], None], heard: Callable[[], None] = lambda: None
+    ) -> None:
+        """Sends heartbeats, and calls `silent` with the seconds since the last word if they exceed `timeout`.
+
+        It calls `heard` where they do not.
+        """
         interval = beat_interval(timeout)
         looked = time.monotonic()
         while True:
@@ -78,6 +84,8 @@ class Connection:
             self.send(_ALIVE)
             if now - self._heard > timeout:
                 silent(now - self._heard)
+            else:
+                heard()
 
     def abort(self) -> None:
         """Ends the connection at once."""
@@ -140,10 +148,11 @@ class Listener:
             if self._leader.receive(connection, message) and not connection.known:
                 connection.known = True
                 tasks.pop().cancel()
-                tasks.append(asyncio.create_task(connection.beat(self._timeout, silent)))
+                heard = functools.partial(self._leader.heard, connection)
+                tasks.append(asyncio.create_task(connection.beat(self._timeout, silent, heard)))
 
         def silent(seconds: float) -> None:
-            # The connection stays: a launcher that is continued reads there that the job is over.
+            # The connection stays: a launcher that is continued reads there what has become of the job.
             self._leader.lost(connection, f"its launcher has not answered for {seconds:.0f} s")
 
         try:

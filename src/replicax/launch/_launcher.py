@@ -215,6 +215,8 @@ class Launcher:
                 if not message["how"]:
                     raise LaunchError(f"What listens at the coordinator's address {where} is no launcher of this job.")
                 raise LaunchError(f"The launcher of worker 0, at {where}, {message['how']}.")
+            if message["op"] == "note" and kind == "start":
+                self._screen.say(message["text"])
         return message
 
     async def _job_outcome(self, outcomes: list[Outcome]) -> Message:

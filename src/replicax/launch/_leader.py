@@ -31,6 +31,7 @@ from replicax._job.channel import Message, parse
 from replicax.launch._environment import Task
 from replicax.launch._outcome import Outcome, exit_status, job_outcome, signal_name, was_preempted
 
+STARTED = "All workers of this job have been started already."
 _NAMED = 50  # missing workers that are named one by one
 
 # What messages consist of, by who sends them: names of fields, and their types.
@@ -114,7 +115,7 @@ class Leader:
             elif message["op"] == "done":
                 self._done(link, self._outcomes_of(link, message["outcomes"]))
             elif message["op"] == "down":
-                self._note_down([Task(message["kind"], message["index"])])
+                self._note_down(Task(message["kind"], message["index"]))
             elif message["interrupt"] is None:
                 self._stop()
             else:
@@ -141,11 +142,16 @@ class Leader:
         """Counts the workers of a member that is not heard of any more as lost, if they still ran."""
         if self._running and link in self._joined and link not in self._outcomes:
             host, now, tasks = self._host(link), time.time(), self._tasks_of(link)
-            self._note_down(tasks)
-            self._done(link, [Outcome(index, host, None, now, lost=how, kind=kind) for kind, index in tasks])
+            outcomes = [Outcome(index, host, None, now, lost=how, kind=kind) for kind, index in tasks]
+            self._outcomes[link] = outcomes
+            self._note_down()
+            self._done(link, outcomes)
 
-    def _note_down(self, tasks: list[Task]) -> None:
-        """Acts on tasks that have gone and do not come back."""
+    def heard(self, link: Link) -> None:
+        """Acts on a sign of life of a member, which may have been counted as lost."""
+
+    def _note_down(self, *tasks: Task) -> None:
+        """Acts on tasks, and on those of members with outcomes, that have gone and do not come back."""
         self._stop()
 
     def _tasks_of(self, link: Link) -> list[Task]:
@@ -182,7 +188,7 @@ class Leader:
         """Returns why a launcher cannot join; None if it can."""
         taken = {number: other for other in self._joined for number in numbers(self._joined[other])}
         if self._running or self._finished:
-            return "All workers of this job have been started already."
+            return STARTED
         if problem := self._difference(message):
             return problem
         if both := sorted(set(numbers(message)) & set(taken)):
@@ -276,9 +282,13 @@ class Leader:
         self._finished = not again
         if again:
             self._attempt += 1
-            self._gather()
+            self._begin_again()
         for member in members:
             member.send(message)
+
+    def _begin_again(self) -> None:
+        """Has all members join anew."""
+        self._gather()
 
     def _verdict(self, everyone: list[Outcome]) -> tuple[int, str, bool]:
         """Returns the launcher's exit status, what to tell, and whether the job was preempted."""
