@@ -245,6 +245,20 @@ def test_the_job_ends_without_any_worker(tmp_path):
     assert "  chief 0 and ps 0: ended by the launcher (killed by SIGTERM)\n" in launch.err
 
 
+@pytest.mark.parametrize("names", [["worker 0", "worker 1"], ["ps 0"]])
+def test_a_chief_does_not_wait_for_tasks_that_ended_before_it(names, tmp_path):
+    program = f"""
+    chief.hear("worker 0.0", "worker 1.0", "ps 0.0")
+    for name in {names}:
+        chief.end(f"{{name}}.0", 0)
+    for_ever()
+    """
+    with launched(tmp_path, "--workers 2 --ps 1", program) as launch:
+        assert launch.wait() == 1, launch.output
+    text = f"The job cannot go on: {' and '.join(names)} ended with exit status 0 before the chief."
+    assert told(launch)[-1] == text
+
+
 def test_the_job_ends_without_one_of_its_servers(tmp_path):
     program = """
     chief.hear("worker 0.0", "ps 0.0", "ps 1.0")

@@ -199,5 +199,7 @@ class ClusterLeader(Leader):
         failed = [outcome for outcome in down if outcome.failed]
         cause = max(failed, key=lambda outcome: (outcome.kind == "ps", outcome.failed_at), default=None)
         if cause is None:
-            return 1, "There is no worker left.", False
+            ended = [outcome.name for outcome in down if outcome.status == 0 and outcome.kind != "evaluator"]
+            why = f"{listed(ended)} ended with exit status 0 before the chief" if ended else "there is no worker left"
+            return 1, f"The job cannot go on: {why}.", False
         return exit_status(cause.status) if cause.status else 1, tell(cause, cause, everyone), False

@@ -8,7 +8,7 @@ as lines of JSON:
     failed  a worker of mine has failed, or a signal    stop     end your workers
             has come that asks to end
     down    with parameter servers: a task of mine      note     with parameter servers: what to tell, while
-            has failed, and is not started again                 the job goes on
+            has ended, and is not started again                  the job goes on
     stands  a worker of mine waits in the start of      outcome  what to tell, and whether to begin again
             its job, has joined it, or has ended before
     done    how my workers have ended

@@ -72,15 +72,19 @@ class LocalTasks(LocalProcesses):
                 return outcome
             if outcome.status == 0:
                 self._say(f"{task.name} {describe(outcome)}, before the chief; it is not restarted.")
+                self._tell_down(task)
                 return outcome
             if restarts == self._max_restarts:
                 limit = f"--max-task-restarts {restarts}"
                 self._say(f"{task.name} failed: {describe(outcome)}. It is not restarted any more ({limit}).")
-                self._tell({"op": "down", "kind": task.kind, "index": task.number})
+                self._tell_down(task)
                 return outcome
             again = f"restart {restarts + 1} of at most {self._max_restarts}"
             self._say(f"{task.name} failed: {describe(outcome)}. It alone is restarted ({again}).")
         raise AssertionError("there is no end of numbers")
+
+    def _tell_down(self, task: Task) -> None:
+        self._tell({"op": "down", "kind": task.kind, "index": task.number})
 
     async def _run(self, task: Task, restarts: int) -> Outcome:
         process = self._processes[task] = self._start(task, restarts)
