@@ -7,8 +7,11 @@ import threading
 
 import pytest
 
-from replicax._job import agree_on_step, notices
+from replicax._job import agree_on_step, coordinator, notices
 from replicax._job.agree_on_step import Agreement, Gate
+from replicax._job.call_log import CallLog
+from replicax._job.coordinator import Coordinator
+from replicax._job.diagnosis import Peer
 from replicax._job.notices import Notice, Watch
 
 
@@ -209,3 +212,21 @@ def test_a_notice_that_comes_to_process_0_after_the_end_that_it_crossed_is_old()
     assert grace_period(agreement, 1.0) == []
     agreement.take(1, "noticed", {"reason": "worker 1 is to end", "grace": 0.0, "ends": 1}, 2.0)
     assert grace_period(agreement, 2.0) == [("hold", None), ("stop", True), ("go", True)]
+
+
+def test_process_0_looks_again_when_the_grace_period_is_nearly_over(own_gate, monkeypatch):
+    monkeypatch.setattr(coordinator, "GATE", own_gate)
+    process = Coordinator({0: Peer("worker 0", "")}, CallLog(), heartbeat=40.0, members={})
+    try:
+        usual = process._patience(1000.0)
+        process._take_posted("noticed", {"reason": "worker 0 is to end", "grace": 100.0, "ends": 0}, 1000.0)
+        process._agree(1000.0)
+        process._take_posted("saved", {"answer": 5.0}, 1000.0)
+        process._agree(1000.0)
+        assert process._patience(1000.0) == usual > 0.5
+        assert process._patience(1094.75) == 0.25
+        process._agree(1095.0)
+        assert own_gate.passes() and not own_gate.passes()
+        assert process._patience(1095.0) == usual  # for what the processes say now
+    finally:
+        process.forget()

@@ -18,6 +18,7 @@ other time.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -153,10 +154,16 @@ class Agreement:
         else:
             self._answers[process_id] = message["answer"]
 
+    def due(self) -> float | None:
+        """Returns from when on there is an order to give though no process says anything; None where there is none."""
+        if self._phase != "quiet" or self._end is None:
+            return None
+        return -math.inf if self._last_call is None else self._end - self._last_call
+
     def next_order(self, there: Set[int], now: float) -> Message | None:
         """Returns the next order to all, if it is time for one; `there` are the processes that have not ended."""
         if self._phase == "quiet":
-            if self._end is None or (self._last_call is not None and now < self._end - self._last_call):
+            if (due := self.due()) is None or now < due:
                 return None
             self._phase, self._answers = "counting", {}
             return {"order": "hold", "reason": self._reason}

@@ -32,6 +32,10 @@ class Coordinator(Monitor):
         self._compiling = self._looked  # since when some process compiles
         self._said = 0  # for how many deadlines of a step it did when that was last said
 
+    def _patience(self, now: float) -> float:
+        due, usual = self._agreement.due(), super()._patience(now)
+        return usual if due is None else min(usual, max(0.01, due - now))
+
     def _channels(self) -> list[Channel]:
         return list(self._members.values())
 
