@@ -222,3 +222,43 @@ BATCHES_OF_ROWS = {
 def test_batches_of_rows_go_on_at_each_place(name, drop_remainder):
     rows = Dataset.from_tensor_slices(np.arange(17)).shuffle(9, seed=5)
     check_restored_everywhere(lambda: BATCHES_OF_ROWS[name](rows.batch(4, drop_remainder)))
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_compressed_files_are_named(name, tmp_path, monkeypatch):
+    """And the same files that are not compressed are not."""
+    monkeypatch.setattr(skipping, "MANY", 3)
+
+    def going_on(kind):
+        iterator = AFTER[name](READERS[kind](files(tmp_path, kind, 2))).as_numpy_iterator()
+        for _ in range(4):
+            next(iterator)
+        iterator.restore_state(iterator.save_state())
+        return next(iterator)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = going_on("records")
+    text = r"element \d+\..*since `TFRecordDataset` \(test_data_skipping.py:\d+\), whose files are compressed"
+    with pytest.warns(UserWarning, match=text):
+        assert plain(going_on("records.gz")) == plain(expected)
+
+
+def test_batches_that_are_cut_anew_are_named(monkeypatch):
+    monkeypatch.setattr(skipping, "MANY", 3)
+    strategy, options = rx.MirroredStrategy(["cpu:0", "cpu:1"]), rx.data.Options()
+
+    def going_on(policy):
+        options.experimental_distribute.auto_shard_policy = policy
+        iterator = iter(strategy.experimental_distribute_dataset(R(60).batch(4).with_options(options)))
+        for _ in range(4):
+            next(iterator)
+        iterator.restore_state(iterator.save_state())
+        return [np.asarray(part).tolist() for part in next(iterator).values]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert going_on(rx.data.AutoShardPolicy.DATA) == [[16, 17], [18, 19]]
+    text = r"after its element 4\..*`batch` \(test_data_skipping.py:\d+\), whose batches are cut anew for the replicas,"
+    with pytest.warns(UserWarning, match=text):
+        assert going_on(rx.data.AutoShardPolicy.OFF) == [[16, 17], [18, 19]]

@@ -21,12 +21,13 @@ import numpy as np
 from replicax._base import doc_pages
 from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorSpec
+from replicax._base.tracebacks import origin
 from replicax._base.types import Tree
 from replicax._data.dataset import Dataset
 from replicax._data.element_files import checked_compression
 from replicax._data.elements import positive
 from replicax._data.reading import Reading, skipped
-from replicax._data.skipping import Later, Skip
+from replicax._data.skipping import Later, Skip, warn_of_making
 from replicax._data.sources import names_of
 from replicax._data.specs import UNKNOWN_CARDINALITY
 
@@ -45,6 +46,7 @@ class _FileDataset(Dataset):
 
     def _of_files(self, filenames: object, compression: str | None, read: _Read) -> None:
         kind, names = checked_compression(compression), names_of(filenames)
+        what = f"`{type(self).__name__}` ({origin().place}), whose files are compressed,"
 
         def elements(skip: Skip | None, name: bytes) -> Iterator[Tree]:
             with _opened(name, kind) as file:
@@ -56,6 +58,8 @@ class _FileDataset(Dataset):
 
         @skipped
         def make(reading: Reading) -> Iterator[Tree]:
+            if kind is not None and reading.skip is not None and reading.skip.on:
+                warn_of_making(reading.skip.count, what)
             count, index = reading.share
             of_file = functools.partial(elements, reading.skip)
             return itertools.chain.from_iterable(map(of_file, names[index::count]))  # an error ends only its own file

@@ -16,6 +16,7 @@ from replicax._data import iterators
 from replicax._data.calls import fold
 from replicax._data.dataset import Dataset
 from replicax._data.reading import Position, Reading
+from replicax._data.skipping import warn_of_making
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, tensor_spec
 from replicax._input.agreement import Round, Worker, all_static
 from replicax._input.iterator import DistributedIterator
@@ -95,6 +96,7 @@ class DistributedDataset(PlacedRounds):
     def _rounds(self, readings: list[Reading], start: int) -> Iterator[Round]:
         (reading,) = readings
         if self._batch_size is not None:
+            warn_of_making(start, f"{self._source._origin}, whose batches are cut anew for the replicas,")
             elements = self._source._make(reading)
             cut = rebatched_rounds(elements, self._batch_size, self._num_replicas, self._worker)
             return (Round(parts, True) for parts in itertools.islice(cut, start, None))
