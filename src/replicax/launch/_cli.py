@@ -40,7 +40,8 @@ exit status:
   128 + N when signal N ended the launcher; 2 when nothing could be started, or worker 0's launcher was lost.
   With --ps it is the chief's.
 
-A worker finds in its environment: TF_CONFIG, REPLICAX_RESTART_COUNT (0, then 1, ...) and REPLICAX_REPORT_DIR.
+A worker finds in its environment: TF_CONFIG, REPLICAX_RESTART_COUNT (0, then 1, ...) and REPLICAX_REPORT_DIR. With --ps
+a task also finds REPLICAX_TASK_RESTART_COUNT (its own restarts) and, on one machine, REPLICAX_JOB_SECRET.
 `python -m replicax.launch` is the same command.
 """
 
@@ -99,12 +100,15 @@ def parser(program: str) -> argparse.ArgumentParser:
 
 
 def _add_servers(parser: argparse.ArgumentParser) -> None:
-    title = "Variables are on servers, and a chief has workers compute. All tasks run PROGRAM, which reads its own."
+    title = (
+        "Variables are on servers, and a chief has workers compute. All tasks run PROGRAM, which finds its role in "
+        "TF_CONFIG."
+    )
     add = parser.add_argument_group("parameter servers", title).add_argument
     text = "start so many parameter servers on all machines, and a chief"
     add("--ps", type=_positive, default=0, metavar="P", help=text)
     add("--evaluator", action="store_true", help="start an evaluator beside the chief")
-    text = f"start a worker, ps or evaluator that failed again, each at most so many times (default: {TASK_RESTARTS})"
+    text = f"restart a worker, ps or evaluator that fails, at most N times each (default: {TASK_RESTARTS})"
     add("--max-task-restarts", type=_not_negative, metavar="N", help=text)
 
 
