@@ -334,7 +334,7 @@ def test_the_death_of_the_launcher_ends_all_tasks(tmp_path):
         ("--workers 1 --ps 0", "argument --ps: expected a whole number, at least 1; got '0'"),
         (
             "--workers 2 --ps 1 --coordinator 192.0.2.1:4000 --worker-rank 0",
-            "Tasks on several machines need a secret, the same on each of them.",
+            "Tasks at addresses beyond this machine, such as '192.0.2.1:4000', need a secret. Make one",
         ),
     ],
 )

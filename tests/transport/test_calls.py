@@ -180,17 +180,17 @@ def test_tasks_of_one_process_hand_over_arrays_as_they_are(run):
         closed, lost = threading.Event(), threading.Event()
         def same(request):
             request.on_close(closed.set)
-            return {"thread": threading.get_ident(), "peer": request.peer}, request.arrays
+            return {"thread": threading.get_ident(), "local": request.caller.local}, request.arrays
         def fails(request):
             raise KeyError("k")
         service = Service("localhost:0", {"same": same, "fails": fails})
         peer = connect(service.address)
         assert isinstance(raised(lambda: peer.call("same")), UnavailableError)  # it has not started
         service.start()
-        greeting = peer.wait_until_ready(60)
+        assert peer.wait_until_ready(60)
         array = np.zeros(3)
         answer, (back,) = peer.call("same", {}, [array])
-        assert back is array and answer == {"thread": threading.get_ident(), "peer": greeting["instance"]}
+        assert back is array and answer == {"thread": threading.get_ident(), "local": True}
         assert peer.sent == peer.received == 0
         assert type(raised(lambda: peer.call("fails"))) is KeyError
         assert connect(service.address.replace("localhost", "127.0.0.1")).call("same", {}, [array])[1][0] is array

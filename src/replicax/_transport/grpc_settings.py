@@ -94,7 +94,6 @@ class Threads(futures.Executor):
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
-        self._count = 0
         self._ended = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
@@ -111,9 +110,7 @@ class Threads(futures.Executor):
             if self._ended:
                 raise RuntimeError("the service has stopped")
             more = not self._idle
-            if more:
-                self._count += 1
-            else:
+            if not more:
                 self._idle -= 1
         self._work.put(run)
         if more:

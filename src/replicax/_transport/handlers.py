@@ -28,12 +28,11 @@ class Caller:
     """One connection of a peer, from its greeting to its end.
 
     Attributes:
-        instance: which process it is.
-        local: whether that is this one, whose arrays come as they are.
+        local: whether the peer is in this process, and its arrays come as they are.
     """
 
-    def __init__(self, instance: str, local: bool = False):
-        self.instance, self.local = instance, local
+    def __init__(self, local: bool = False):
+        self.local = local
         self._lock = threading.Lock()
         self._closed = False
         self._on_close: list[Callable[[], None]] = []
@@ -67,11 +66,6 @@ class Request(NamedTuple):
     head: Head
     arrays: Sequence[Any]
     caller: Caller
-
-    @property
-    def peer(self) -> str:
-        """Which process calls: its instance id."""
-        return self.caller.instance
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Has a function called when the caller's connection ends."""

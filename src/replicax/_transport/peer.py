@@ -24,7 +24,7 @@ from replicax._job.channel import parse
 from replicax._transport import grpc_settings
 from replicax._transport.errors import Refused, TimedOut, Unreachable, recalled
 from replicax._transport.failures import failure
-from replicax._transport.handlers import Answer, Caller, Request, handle, instance
+from replicax._transport.handlers import Answer, Caller, Request, handle
 from replicax._transport.secret import job_secret
 from replicax._transport.service import ANSWER, RAISED, UNKNOWN, Service, local_service, versions
 from replicax._transport.wire import Bytes, Message, parsed, received
@@ -115,7 +115,7 @@ class _LocalLink(_Link):
     def __init__(self, service: Service):
         super().__init__(service.greeting())
         self._service = service
-        self._caller = Caller(instance(), local=True)
+        self._caller = Caller(local=True)
         self._caller.on_close(lambda: self.end(Unreachable(f"The service of {service.where} has stopped.")))
         service.know(self._caller, uuid.uuid4().hex)
 
@@ -209,7 +209,7 @@ class _RemoteLink(_Link):
     def __init__(self, channels: _Channels, counts: _Counts, timeout: float | None, wait: bool):
         self._address, self._secret, self._counts = channels.address, channels.secret, counts
         self._name = uuid.uuid4().hex
-        told = {**versions(), "instance": instance(), "link": self._name}
+        told = {**versions(), "link": self._name}
         self._greeting = channels.greet(json.dumps(told).encode(), wait_for_ready=wait)
         super().__init__(self._greeted(timeout))
         self._calls = channels.made(grpc_settings.CALLS)

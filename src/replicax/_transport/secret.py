@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
-import hashlib
 import ipaddress
 import os
 import secrets
@@ -56,6 +55,11 @@ def job_secret(addresses: Iterable[str]) -> bytes | None:
     if beyond := [address for address in addresses if not is_loopback(address)]:
         raise JobError(f"Tasks at addresses beyond this machine, such as {beyond[0]!r}, need a secret. {HOW}")
     return _of_user()
+
+
+def is_given() -> bool:
+    """Returns whether the user has given a secret, or has turned it off."""
+    return any(os.environ.get(name, "").strip() for name in (SECRET, SECRET_FILE))
 
 
 def refuse_pickles(secret: bytes | None, address: str) -> None:
@@ -188,12 +192,3 @@ def identity(secret: bytes) -> tuple[bytes, bytes]:
 def missing(library: str) -> ImportError:
     """Returns the error for a library of the extra `ps` that is not installed."""
     return ImportError(f"Tasks of a cluster call each other with {library}: {install('ps')}", name=library)
-
-
-def fingerprint(secret: bytes | None) -> str:
-    """Returns a short name of a secret for messages, which does not give it away.
-
-    >>> fingerprint(None)
-    'none'
-    """
-    return "none" if secret is None else hashlib.sha256(b"replicax fingerprint" + identity(secret)[1]).hexdigest()[:8]

@@ -157,7 +157,7 @@ class Service:
         ended = threading.Event()
         if not context.add_callback(ended.set):
             return
-        caller = Caller(str(told["instance"]))
+        caller = Caller()
         self.know(caller, str(told["link"]))
         try:
             greeting = json.dumps(self.greeting()).encode()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import hmac
 import secrets
 import warnings
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from replicax._job.channel import join_address
-from replicax._transport.secret import HOW, SECRET, SECRET_FILE, is_loopback, refuse_pickles
+from replicax._transport.secret import SECRET, is_given, refuse_pickles
 from replicax._transport.secret import job_secret as of_task
-from replicax.launch._environment import LaunchError
 
 
 class Secret(NamedTuple):
@@ -26,21 +24,17 @@ class Secret(NamedTuple):
     environment: dict[str, str]
 
 
-def job_secret(environment: Mapping[str, str], coordinator: tuple[str, int] | None) -> Secret:
+def job_secret(coordinator: tuple[str, int] | None) -> Secret:
     """Returns the secret that the user gave or, for a job on a single machine, a new one.
 
     The launchers' own connections are not encrypted, so that no secret travels by them.
 
     Raises:
-        LaunchError: there are several machines, and no secret.
-        JobError: the secret's file cannot be read.
+        JobError: there are several machines, and no secret; or it cannot be read.
     """
-    given = bool(environment.get(SECRET, "").strip() or environment.get(SECRET_FILE, "").strip())
-    where = join_address(*coordinator or ("127.0.0.1", 1))
-    if coordinator is None and not given:
+    if coordinator is None and not is_given():
         return Secret("", {SECRET: secrets.token_hex(32)})
-    if not (given or is_loopback(where)):
-        raise LaunchError(f"Tasks on several machines need a secret, the same on each of them. {HOW}")
+    where = join_address(*coordinator or ("127.0.0.1", 1))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # each task warns where there is none
         secret = of_task([where])

@@ -73,7 +73,7 @@ class Launcher:
         self._secret = Secret("", {})
         if plan.ps:
             self._gpus = self._gpus or ([visible] if visible else None)  # no other task takes the only worker's
-            self._secret = job_secret(os.environ, plan.coordinator)
+            self._secret = job_secret(plan.coordinator)
         self._local: LocalProcesses | None = None
         self._interrupts: list[int] = []
         self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
