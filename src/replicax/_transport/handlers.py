@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import threading
+import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -50,8 +50,10 @@ class Caller:
         with self._lock:
             self._closed, callbacks, self._on_close = True, self._on_close, []
         for callback in callbacks:
-            with contextlib.suppress(Exception):  # the others are called all the same
+            try:
                 callback()
+            except Exception:  # which nobody waits for; the others are called all the same
+                traceback.print_exc()
 
 
 class Request(NamedTuple):
