@@ -72,3 +72,44 @@ with Cluster(workers=1, servers=2, partitioner=partitioner) as cluster:
 
 def test_divided_slots_never_travel(run_well):
     run_well(PROGRAM, env=ENVIRONMENT)
+
+
+def test_the_state_of_each_optimizer_lies_with_its_own_variables(run_well):
+    """Whatever the shapes, the other variables and the order; also in what has not all of the variables' structure."""
+    run_well(
+        """
+        import jax, jax.numpy as jnp, optax
+        import replicax as rx
+        from ps_clusters import Cluster
+        shape = (64, 4)
+        elsewhere = rx.Variable(jnp.zeros(shape))
+        with Cluster(workers=1, servers=3) as cluster, cluster.strategy.scope():
+            colocated = cluster.strategy.extended.colocate_vars_with
+            def server(variable):
+                ((place,),) = [place.parts for place in variable._storage.places]
+                return place.server
+            def servers(variable):
+                places = variable._treedef.unflatten(variable._storage.places)
+                return jax.tree.map(lambda place: place.parts[0].server, places, is_leaf=lambda x: hasattr(x, "parts"))
+            a, b, c, d = [rx.Variable(jnp.zeros(shape)) for _ in range(4)]
+            assert list(map(server, (a, b, c, d))) == [0, 1, 2, 0]
+            one, two = rx.Optimizer(optax.adam(1e-3), b), rx.Optimizer(optax.adam(1e-3), {"c": c, "a": [a]})
+            state = servers(one.state)[0]
+            assert (state.mu, state.nu, state.count) == (1, 1, 1)
+            state = servers(two.state)[0]
+            assert state.mu == state.nu == {"c": 2, "a": [0]}
+            masked = rx.Optimizer(optax.masked(optax.adam(1e-3), [False, True]), [a, b])
+            assert servers(masked.state).inner_state[0].mu[1] == 1
+
+            tree = rx.Variable({"x": jnp.zeros(shape), "y": jnp.zeros(shape), "z": jnp.zeros(())})
+            places = servers(tree)
+            assert sorted(places.values()) == [0, 1, 2]
+            state = servers(rx.Optimizer(optax.adam(1e-3), tree).state)[0]
+            assert state.mu == state.nu == places
+            with colocated(b):
+                beside = rx.Variable([jnp.zeros(shape), jnp.zeros(3), jnp.zeros(())])
+            assert servers(beside) == [1, 1, 1]
+            assert servers(rx.Optimizer(optax.adam(1e-3), [b, elsewhere]).state)[0].mu[0] == 1
+        """,
+        env=ENVIRONMENT,
+    )

@@ -98,7 +98,8 @@ class Optimizer:
         self._update = jax.jit(self._new_values)  # one program, also where replicas run eagerly
         self._sharded = self._is_sharded()
         self._run_compiled = Function(lambda gradients: self._strategy.run(self._apply, args=(gradients,)))
-        with (self._strategy or context.get_strategy()).scope():
+        strategy = self._strategy or context.get_strategy()
+        with strategy.scope(), strategy.extended._colocate_state(variables):
             self.state = self._initial_state(trainable=False, name="optimizer_state")
 
     def _initial_state(self, **kwargs: Any) -> Variable:

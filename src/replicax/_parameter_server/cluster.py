@@ -10,8 +10,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-
 from replicax._base.errors import UnavailableError
 from replicax._base.types import Tree
 from replicax._cluster.spec import ClusterSpec
@@ -22,10 +20,7 @@ from replicax._parameter_server.places import Place, shards, whole
 from replicax._parameter_server.servers import Servers
 from replicax._parameter_server.variables import ServedStorage
 from replicax._values.forms import Shape
-from replicax._variables.as_leaves import ARRAY
 from replicax._variables.storage import Leaves, Types
-
-_Placed = Sequence[tuple[Shape, tuple[Part, ...]]]
 
 
 class Cluster:
@@ -57,7 +52,6 @@ class Cluster:
         self._servers: Servers | None = None
         self._count = 0  # of what was placed on servers in turn
         self._numbers = itertools.count()  # of leaves
-        self._placed: list[tuple[Shape, tuple[Part, ...]]] = []  # leaves that are no scalars, as they were made
         self._listeners: list[Callable[[UnavailableError], None]] = []
         self._on_close: list[Callable[[], None]] = []
 
@@ -94,11 +88,11 @@ class Cluster:
 
     # Where leaves go.
 
-    def in_turn(self) -> int:
-        """Returns the number of the server whose turn it is."""
+    def in_turn(self, shape: Shape) -> tuple[Part, ...]:
+        """Returns the part of a new leaf that lies as a whole on the server whose turn it is."""
         with self._lock:
             self._count += 1
-            return (self._count - 1) % len(self.server_addresses)
+            return whole((self._count - 1) % len(self.server_addresses), shape)
 
     def shards(self, shape: Shape, count: int) -> tuple[Part, ...]:
         """Returns the parts of a new leaf that is divided, on servers in turn.
@@ -110,36 +104,7 @@ class Cluster:
         with self._lock:
             first = 0 if count % servers == 0 else self._count % servers
             self._count += count
-        parts = shards(first, servers, shape[0], count)
-        self._placed.append((shape, parts))
-        return parts
-
-    def placed(self, tree: jax.tree_util.PyTreeDef, leaves: Leaves) -> list[tuple[Part, ...]]:
-        """Returns the parts of the leaves of a new variable, each on one server.
-
-        Leaves of a pytree that have the shapes of earlier leaves, in their order, lie with those: an optimizer's
-        averages of gradients lie with the variables, and both are updated together.
-        """
-        if tree == ARRAY:
-            return [self._placed_in_turn(leaves[0].shape)]
-        found: dict[int, tuple[Part, ...]] = {}
-        earlier = list(self._placed)
-
-        def lie_with_earlier(node: Tree) -> bool:
-            numbers = jax.tree.leaves(node)
-            match = _matching([leaves[number].shape for number in numbers], earlier)
-            if match is not None:
-                found.update(zip(numbers, match))
-            return match is not None
-
-        jax.tree.leaves(tree.unflatten(range(len(leaves))), is_leaf=lie_with_earlier)
-        return [found[n] if n in found else self._placed_in_turn(leaf.shape) for n, leaf in enumerate(leaves)]
-
-    def _placed_in_turn(self, shape: Shape) -> tuple[Part, ...]:
-        parts = whole(self.in_turn(), shape)
-        if shape:
-            self._placed.append((shape, parts))
-        return parts
+        return shards(first, servers, shape[0], count)
 
     def new_storage(self, name: str, types: Types, leaves: Leaves, parts: Sequence[Sequence[Part]]) -> ServedStorage:
         """Returns a storage with these leaves, which are put on the servers."""
@@ -151,18 +116,6 @@ class Cluster:
         storage = ServedStorage(name, types, self, places)
         storage.owns_places()
         return storage
-
-
-def _matching(shapes: Sequence[Shape], earlier: _Placed) -> list[tuple[Part, ...]] | None:
-    """Returns where earlier leaves of these shapes lie that were made in this order; None if there are none."""
-    remaining = iter(earlier)
-    found = []
-    for shape in shapes:
-        parts = next((parts for other, parts in remaining if other == shape), None)
-        if parts is None:
-            return None
-        found.append(parts)
-    return found or None
 
 
 def aside(close: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import jax
 
+from replicax._base.types import Tree
 from replicax._parameter_server.cut_types import Part
 
 
@@ -34,6 +35,34 @@ class Place:
         server, start, stop = self.parts[number]
         kind = jax.ShapeDtypeStruct((stop - start, *self.kind.shape[1:]), self.kind.dtype)
         return Place((self.names[number],), kind, (Part(server, 0, stop - start),))
+
+
+class Near:
+    """Leaves on parameter servers with which new ones lie, as an optimizer's averages do with its variables.
+
+    Args:
+        places: where the leaves lie: a nest of `Place`, with None for what lies elsewhere.
+    """
+
+    def __init__(self, places: Tree):
+        found, _ = jax.tree.flatten_with_path(places, is_leaf=lambda node: isinstance(node, Place))
+        self._places: dict[tuple[object, ...], Place] = dict(found)
+
+    def parts(self, path: tuple[object, ...], shape: tuple[int, ...]) -> tuple[Part, ...] | None:
+        """Returns the parts of a new leaf; None where any server will do.
+
+        The end of its path in the new value is the path of the leaf with which it lies, if it has the shape of that:
+        `state[0].mu["w"]` lies with `["w"]`. Of those that lie with none, scalars are on the first leaf's server, and
+        so are all others if there is no other leaf; they are divided as that is, if they have as many rows.
+        """
+        for start in range(len(path) + 1):
+            place = self._places.get(path[start:])
+            if place is not None and place.kind.shape == shape:
+                return place.parts
+        if not self._places or (shape and len(self._places) > 1):
+            return None
+        first = next(iter(self._places.values()))
+        return first.parts if first.kind.shape[:1] == shape[:1] else whole(first.parts[0].server, shape)
 
 
 def whole(server: int, shape: Sequence[int]) -> tuple[Part, ...]:

@@ -9,7 +9,6 @@ from typing import Any, Protocol, cast
 import jax
 import numpy as np
 from jax import lax
-from jax.tree_util import PyTreeDef
 
 from replicax._base import jax_internals
 from replicax._base.indexed_slices import IndexedSlices
@@ -33,7 +32,6 @@ class Cluster(Protocol):
 
     @property
     def servers(self) -> Servers: ...
-    def placed(self, tree: PyTreeDef, leaves: Leaves) -> Sequence[Sequence[Part]]: ...
     def new_storage(
         self, name: str, types: Types, leaves: Leaves, parts: Sequence[Sequence[Part]]
     ) -> ServedStorage: ...
@@ -114,13 +112,12 @@ class ServedVariable(ResourceVariable):
 
     _storage: ServedStorage
 
-    def __init__(self, *args: Any, cluster: Cluster, parts: Sequence[Sequence[Part]] | None = None, **kwargs: Any):
+    def __init__(self, *args: Any, cluster: Cluster, parts: Sequence[Sequence[Part]], **kwargs: Any):
         self._cluster, self._parts = cluster, parts
         super().__init__(*args, **kwargs)
 
     def _new_storage(self, leaves: Leaves, lent: bool) -> ServedStorage:
-        parts = self._parts if self._parts is not None else self._cluster.placed(self._treedef, leaves)
-        return self._cluster.new_storage(self.name, self._types, leaves, parts)
+        return self._cluster.new_storage(self.name, self._types, leaves, self._parts)
 
     def _device(self) -> str:
         servers = dict.fromkeys(part.server for place in self._storage.places for part in place.parts)

@@ -222,6 +222,13 @@ class StrategyExtended(abc.ABC):
         """
         return _colocated(self, self._container, colocate_with_variable)
 
+    def _colocate_state(self, variables: Tree) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which new variables are an optimizer's state of a nest of variables, and lie with them.
+
+        Where a strategy has one place for all of its variables, there is nothing to do.
+        """
+        return contextlib.nullcontext()
+
     # Input.
 
     def experimental_make_numpy_dataset(self, numpy_input: Tree, session: object = None) -> Dataset:

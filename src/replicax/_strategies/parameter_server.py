@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from replicax._base import devices as _devices
+from replicax._base import nest
 from replicax._base.specs import TensorShape
 from replicax._base.types import Args, Kwargs, Tree
 from replicax._cluster.resolver import ClusterResolver
@@ -19,7 +20,7 @@ from replicax._input.placement import Placement
 from replicax._parameter_server.cluster import Cluster, aside
 from replicax._parameter_server.coordinator import ClusterCoordinator
 from replicax._parameter_server.cut_types import Part
-from replicax._parameter_server.places import whole
+from replicax._parameter_server.places import Near
 from replicax._parameter_server.planner import RunsHere
 from replicax._parameter_server.variables import ServedVariable, ShardedVariable
 from replicax._strategies.one_device import OneDeviceContext, OneDeviceStrategy
@@ -56,7 +57,7 @@ class ParameterServerExtended(SingleReplicaExtended):
         self._placement = Placement(self._mesh)
         self._cluster_resolver = resolver
         self._cluster, self._partitioner = cluster, partitioner
-        self._colocated_with: list[Variable] = []
+        self._near: list[Near] = []
 
     def _device_text(self) -> str:
         return f"{len(self._cluster.worker_addresses)} workers, {len(self._cluster.server_addresses)} parameter servers"
@@ -79,46 +80,49 @@ class ParameterServerExtended(SingleReplicaExtended):
 
     @contextlib.contextmanager
     def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:  # type: ignore[override]
-        with super().colocate_vars_with(colocate_with_variable):
-            self._colocated_with.append(colocate_with_variable)
-            try:
-                yield
-            finally:
-                self._colocated_with.pop()
+        with super().colocate_vars_with(colocate_with_variable), self._colocate_state(colocate_with_variable):
+            yield
+
+    @contextlib.contextmanager
+    def _colocate_state(self, variables: Tree) -> Iterator[None]:
+        self._near.append(Near(nest.map_values(self._places, variables)))
+        try:
+            yield
+        finally:
+            self._near.pop()
+
+    def _places(self, variable: Variable) -> Tree:
+        """Returns where the leaves of a variable lie; None where that is not in this cluster."""
+        if not isinstance(variable, ServedVariable) or variable._cluster is not self._cluster:
+            return None
+        return variable._treedef.unflatten(variable._storage.places)
 
     def _new_variable(self, **kwargs: Tree) -> Variable:
         with creators.outside(self._container):
             leaves, tree, _ = initial_tree(kwargs["initial_value"], kwargs.get("dtype"))
-            kwargs["initial_value"] = tree.unflatten(leaves)
-            parts = self._parts(leaves[0]) if tree == ARRAY else None
-            kind = ServedVariable if parts is None or len(parts) == 1 else ShardedVariable
-            variable = kind(**kwargs, cluster=self._cluster, parts=None if parts is None else [parts])
+            value = kwargs["initial_value"] = tree.unflatten(leaves)
+            paths, _ = jax.tree.flatten_with_path(value)
+            parts = [self._parts(path, leaf, tree == ARRAY) for path, leaf in paths]
+            kind = ShardedVariable if tree == ARRAY and len(parts[0]) > 1 else ServedVariable
+            variable = kind(**kwargs, cluster=self._cluster, parts=parts)
         variable._strategy = self._container
         return variable
 
-    def _parts(self, array: jax.Array) -> Sequence[Part] | None:
-        """Returns where a variable of one array goes; None for the server whose turn it is."""
+    def _parts(self, path: tuple[object, ...], array: jax.Array, may_be_divided: bool) -> Sequence[Part]:
+        """Returns where a leaf of a new variable goes."""
         shape = array.shape
-        if self._colocated_with:
-            return _beside(self._colocated_with[-1], shape)
-        if self._partitioner is None or not shape:
-            return None
+        near = self._near[-1].parts(path, shape) if self._near else None
+        if near is not None:
+            return near
+        if self._near or self._partitioner is None or not shape or not may_be_divided:
+            return self._cluster.in_turn(shape)
         counts = list(self._partitioner(TensorShape(shape), array.dtype))
         if len(counts) != len(shape) or counts[0] < 1 or any(count != 1 for count in counts[1:]):
             raise ValueError(
                 "variable_partitioner must return a list/tuple whose elements are 1 besides the first element "
                 f"(non-zero), got: {counts!r}"
             )
-        return self._cluster.shards(shape, counts[0]) if counts[0] > 1 else None
-
-
-def _beside(variable: Variable, shape: tuple[int, ...]) -> Sequence[Part]:
-    """Returns the parts of a new array that lies with a variable: divided as that is, if it has as many rows."""
-    assert isinstance(variable, ServedVariable)
-    place = variable._storage.places[0]
-    if place.kind.shape[:1] == shape[:1]:
-        return place.parts
-    return whole(place.parts[0].server, shape)
+        return self._cluster.shards(shape, counts[0]) if counts[0] > 1 else self._cluster.in_turn(shape)
 
 
 class ParameterServerStrategy(Strategy):
