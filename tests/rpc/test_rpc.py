@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent import futures
+
 import pytest
 from tasks import ENVIRONMENT
+
+from replicax._rpc.client import StatusOrResult
 
 SERVER = """
     from tasks import raised, started
@@ -206,3 +210,21 @@ def test_a_client_with_another_secret_is_refused(run):
         error = raised(lambda: rpc.Client.create("grpc", server.address, timeout_in_ms=60_000))
         assert isinstance(error, rx.JobError) and "another secret" in str(error), error
     """)
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise KeyError("in __str__")
+
+
+@pytest.mark.parametrize(
+    "error, text", [(TimeoutError("mine"), b"mine"), (Mute(), b"<Mute, whose text cannot be had>")]
+)
+def test_an_error_of_a_function_is_neither_a_time_limit_nor_lost(error, text):
+    answer = futures.Future()
+    answer.set_exception(error)
+    result = StatusOrResult(answer, 60.0, lambda _: None)
+    assert not result.is_ok() and [part.item() for part in result.get_error()] == [2, text]
+    with pytest.raises(type(error)) as raised:
+        result.get_value()
+    assert raised.value is error

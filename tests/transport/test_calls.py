@@ -96,6 +96,9 @@ def test_exceptions_of_handlers_come_out_of_the_call_and_the_service_goes_on(run
                 import threading
                 super().__init__("has a lock")
                 self.lock = threading.Lock()
+        class Mute(Exception):
+            def __str__(self):
+                raise KeyError("in __str__")
         def fails(request):
             kind = request.head["kind"]
             if kind == "exit":
@@ -105,7 +108,8 @@ def test_exceptions_of_handlers_come_out_of_the_call_and_the_service_goes_on(run
                     {}["missing"]
                 except KeyError as error:
                     raise ValueError("with a cause") from error
-            raise {"own": Own(1, [2]), "rx": rx.InvalidArgumentError("no"), "locked": Locked()}[kind]
+            errors = {"own": Own(1, [2]), "rx": rx.InvalidArgumentError("no"), "locked": Locked(), "mute": Mute()}
+            raise errors[kind]
         with task({"fails": fails, "echo": echo}, name="worker 1") as other:
             from replicax._transport.peer import connect
             peer = connect(other.address)
@@ -120,6 +124,8 @@ def test_exceptions_of_handlers_come_out_of_the_call_and_the_service_goes_on(run
             assert type(error) is ValueError and "KeyError: 'missing'" in error.__notes__[0]
             error = kind("locked")
             assert isinstance(error, RuntimeError) and str(error) == "Locked: has a lock", error
+            error = kind("mute")
+            assert type(error) is Mute and "in fails" in error.__notes__[0] and "Mute" in error.__notes__[0], error
             error = kind("exit")
             assert isinstance(error, RuntimeError) and str(error) == "SystemExit: 3", error
             assert "no method 'nothing' here, but echo, fails" in str(raised(lambda: peer.call("nothing")))

@@ -20,7 +20,7 @@ from replicax._base.types import Leaf, Tree
 from replicax._data.elements import as_strings
 from replicax._rpc.structures import is_leaf, leaves, rebuilt
 from replicax._tracing import frames
-from replicax._transport.errors import TimedOut
+from replicax._transport.errors import TimedOut, text_of
 from replicax._transport.grpc_settings import Threads
 from replicax._transport.handlers import Answer
 from replicax._transport.peer import Peer, connect
@@ -56,11 +56,13 @@ class StatusOrResult:
         if self._found is not None or self._error is not None:
             return
         left = None if self._end is None else max(self._end - time.monotonic(), 0.0)
+        futures.wait([self._answer], left)
         try:
-            self._found = self._answer.result(left)
-        except (futures.TimeoutError, TimedOut) as error:
-            text = str(error) or f"The call was not done within {self._seconds:g} s."
-            self._error = DeadlineExceededError(text)
+            if not self._answer.done():  # asked here, since the function itself may raise a TimeoutError
+                raise TimedOut(f"The call was not done within {self._seconds:g} s.")
+            self._found = self._answer.result()
+        except TimedOut as error:
+            self._error = DeadlineExceededError(str(error))
         except Exception as error:
             self._error = error
 
@@ -74,7 +76,7 @@ class StatusOrResult:
         self._wait()
         with jax.enable_x64(True):
             code = jnp.asarray(0 if self._error is None else _code(self._error), dtype=np.int64)
-        return code, as_strings(b"" if self._error is None else str(self._error).encode())
+        return code, as_strings(b"" if self._error is None else text_of(self._error).encode())
 
     def get_value(self) -> Tree:
         """Returns what the function has returned.
@@ -102,7 +104,7 @@ def _of_code(error: Exception) -> Exception:
     kind = _BY_CODE.get(_code(error))
     if kind is None or type(error) is kind:
         return error
-    found = kind(str(error))
+    found = kind(text_of(error))
     for note in getattr(error, "__notes__", ()):
         found.add_note(note)
     return found

@@ -31,6 +31,20 @@ class NotSent(RuntimeError):
     """An exception of the other task whose type cannot be sent."""
 
 
+def text_of(error: BaseException) -> str:
+    """Returns what an exception says, also of one that cannot say it.
+
+    >>> class Broken(Exception):
+    ...     __str__ = None
+    >>> text_of(Broken()), text_of(KeyError("k"))
+    ('<Broken, whose text cannot be had>', "'k'")
+    """
+    try:
+        return str(error)
+    except Exception:
+        return f"<{type(error).__name__}, whose text cannot be had>"
+
+
 def described(error: BaseException, trusted: bool) -> tuple[dict[str, Any], list[Any]]:
     """Returns a header and arrays that tell the caller of a handler's exception.
 
@@ -42,7 +56,7 @@ def described(error: BaseException, trusted: bool) -> tuple[dict[str, Any], list
     head = {
         "type": kind.__name__,
         "module": kind.__module__,
-        "text": str(error),
+        "text": text_of(error),
         "traceback": "".join(traceback.format_exception(kind, error, tb)),
     }
     pickled = _pickled(error) if trusted and isinstance(error, Exception) else []
