@@ -89,7 +89,9 @@ def shown(launch):
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"REPLICAX_JOB_SECRET": "mine"}, {"REPLICAX_JOB_SECRET_FILE": __file__}], ids=["", "text", "file"]
+    "given",
+    [{}, {"REPLICAX_JOB_SECRET": "of the test alone"}, {"REPLICAX_JOB_SECRET_FILE": __file__}],
+    ids=["", "text", "file"],
 )
 def test_each_task_gets_its_place_in_the_cluster_and_the_secret(given, tmp_path):
     unset = {"REPLICAX_JOB_SECRET": None, "REPLICAX_JOB_SECRET_FILE": None}
@@ -354,7 +356,7 @@ def test_several_machines_do_not_start_without_authentication(tmp_path):
 
 # Several machines.
 
-SECRET = {"REPLICAX_JOB_SECRET": "of these tests"}
+SECRET = {"REPLICAX_JOB_SECRET": "the secret of these tests"}
 
 
 def test_tasks_are_spread_over_the_machines_and_end_with_the_chief(tmp_path):
@@ -391,7 +393,7 @@ def test_a_failure_of_the_chief_is_told_on_all_machines(tmp_path):
 @pytest.mark.parametrize(
     "options, env, message",
     [
-        ("--ps 1", {"REPLICAX_JOB_SECRET": "another"}, "Its job has another secret"),
+        ("--ps 1", {"REPLICAX_JOB_SECRET": "another than that of the leader"}, "Its job has another secret"),
         ("--ps 1", {"REPLICAX_JOB_SECRET": "none"}, "Its job has another secret"),
         ("--ps 2", {}, "It has --ps 2, but the launcher of worker 0 has 1."),
         ("", {}, "It has --ps 0, but the launcher of worker 0 has 1."),

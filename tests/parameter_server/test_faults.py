@@ -191,7 +191,7 @@ def test_a_worker_with_another_secret_is_refused_and_the_error_says_so(run):
             count, step = counting(cluster)
             assert co.schedule(step).fetch() == 1
             given = dict(cluster._env)
-            cluster._env["REPLICAX_JOB_SECRET"] = "another"
+            cluster._env["REPLICAX_JOB_SECRET"] = "another than the coordinator's"
             cluster.restart("worker", 0)
             value = co.schedule(step)
             assert refused.wait(60)

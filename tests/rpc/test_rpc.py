@@ -206,7 +206,7 @@ def test_a_client_with_another_secret_is_refused(run):
     run("""
     import os
     with started(serve) as server:
-        os.environ["REPLICAX_JOB_SECRET"] = "another one"
+        os.environ["REPLICAX_JOB_SECRET"] = "another one than the server's"
         error = raised(lambda: rpc.Client.create("grpc", server.address, timeout_in_ms=60_000))
         assert isinstance(error, rx.JobError) and "another secret" in str(error), error
     """)

@@ -24,9 +24,9 @@ def home(monkeypatch, tmp_path):
 
 
 def test_the_secret_and_the_file_of_the_environment(monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("of the file\n")
+    (tmp_path / "file").write_text("the secret of the file\n")
     monkeypatch.setenv(secret.SECRET_FILE, str(tmp_path / "file"))
-    assert job_secret(THERE) == b"of the file"
+    assert job_secret(THERE) == b"the secret of the file"
     monkeypatch.setenv(secret.SECRET, "of the environment")
     assert job_secret(THERE) == b"of the environment"
 
@@ -46,6 +46,20 @@ def test_an_address_beyond_this_machine_needs_a_secret(monkeypatch, tmp_path):
         monkeypatch.setenv(secret.SECRET_FILE, str(tmp_path / name))
         with pytest.raises(JobError, match=says):
             job_secret(THERE)
+
+
+@pytest.mark.parametrize("name", [secret.SECRET, secret.SECRET_FILE])
+def test_a_secret_that_can_be_guessed_is_refused(name, monkeypatch, tmp_path):
+    def give(text):
+        path = tmp_path / "file"
+        path.write_text(text)
+        monkeypatch.setenv(name, text if name == secret.SECRET else str(path))
+
+    give("x" * 16)
+    assert job_secret(THERE) == b"x" * 16
+    give("x" * 15)
+    with pytest.raises(JobError, match=f"{name}.* has 15 bytes, and can be guessed: it needs at least 16. Make one"):
+        job_secret(THERE)
 
 
 def test_a_secret_of_the_user_is_made_once_and_only_the_user_can_read_it(home):

@@ -32,9 +32,9 @@ PROGRAM = """
 @pytest.mark.parametrize(
     ("server", "client", "says"),
     [
-        ("right-secret", "wrong-secret", "has another secret than this one. All tasks of a job have the same"),
-        ("right-secret", "none", "has a secret, and REPLICAX_JOB_SECRET is 'none' here"),
-        ("none", "right-secret", "sends plain text, and this one has a secret"),
+        ("the right secret", "the wrong secret", "has another secret than this one. All tasks of a job have the same"),
+        ("the right secret", "none", "has a secret, and REPLICAX_JOB_SECRET is 'none' here"),
+        ("none", "the right secret", "sends plain text, and this one has a secret"),
     ],
 )
 def test_another_secret_and_plain_text_are_refused_and_both_sides_say_so(run_python, server, client, says):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import hashlib
 import ipaddress
 import os
 import secrets
@@ -23,6 +24,7 @@ from replicax._base.errors import JobError
 from replicax._job.channel import is_own
 
 SECRET, SECRET_FILE = "REPLICAX_JOB_SECRET", "REPLICAX_JOB_SECRET_FILE"
+_SHORTEST = 16  # bytes
 HOST_NAME = "replicax-job"  # the name in the certificate, whatever the address
 
 HOW = (
@@ -38,7 +40,7 @@ def job_secret(addresses: Iterable[str]) -> bytes | None:
     neither is set and all addresses are loopback addresses, it is a secret of this user, made on first use.
 
     Raises:
-        JobError: there is no secret and an address beyond the loopback, or the secret cannot be read.
+        JobError: there is no secret and an address beyond the loopback, or the secret is short or cannot be read.
     """
     given = os.environ.get(SECRET, "").strip()
     if given.lower() == "none":
@@ -49,7 +51,7 @@ def job_secret(addresses: Iterable[str]) -> bytes | None:
         )
         return None
     if given:
-        return given.encode()
+        return _long_enough(given.encode(), f"of {SECRET}")
     if path := os.environ.get(SECRET_FILE, "").strip():
         return _of_file(path)
     if beyond := [address for address in addresses if not is_loopback(address)]:
@@ -93,7 +95,15 @@ def _of_file(path: str) -> bytes:
         raise JobError(f"The file that {SECRET_FILE} names cannot be read: {error}. {HOW}") from error
     if not found:
         raise JobError(f"The file that {SECRET_FILE} names, {path!r}, is empty. {HOW}")
-    return found
+    return _long_enough(found, f"in the file that {SECRET_FILE} names, {path!r},")
+
+
+def _long_enough(secret: bytes, where: str) -> bytes:
+    if len(secret) < _SHORTEST:
+        raise JobError(
+            f"The secret {where} has {len(secret)} bytes, and can be guessed: it needs at least {_SHORTEST}. {HOW}"
+        )
+    return secret
 
 
 def _of_user() -> bytes:
@@ -154,6 +164,15 @@ def _require_private(path: Path, found: os.stat_result) -> None:
 
 
 @functools.lru_cache(maxsize=8)
+def stretched(secret: bytes) -> bytes:
+    """Returns 48 bytes that follow from a secret, which cost much to compute.
+
+    Whoever sees the certificate, or the launcher's digest, can try secrets without asking a task.
+    """
+    return hashlib.scrypt(secret, salt=b"replicax tls", n=2**14, r=8, p=1, dklen=48)
+
+
+@functools.lru_cache(maxsize=8)
 def identity(secret: bytes) -> tuple[bytes, bytes]:
     """Returns the private key and the certificate that belong to a secret, as PEM.
 
@@ -163,12 +182,11 @@ def identity(secret: bytes) -> tuple[bytes, bytes]:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
         from cryptography.x509.oid import NameOID
     except ImportError as error:
         raise missing("cryptography") from error
     order = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of the curve P-256
-    number = int.from_bytes(HKDF(hashes.SHA256(), 48, b"replicax", b"tls").derive(secret), "big")
+    number = int.from_bytes(stretched(secret), "big")
     key = ec.derive_private_key(number % (order - 1) + 1, ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, HOST_NAME)])
     certificate = (

@@ -8,7 +8,7 @@ import warnings
 from typing import NamedTuple
 
 from replicax._job.channel import join_address
-from replicax._transport.secret import SECRET, is_given, refuse_pickles
+from replicax._transport.secret import SECRET, is_given, refuse_pickles, stretched
 from replicax._transport.secret import job_secret as of_task
 
 
@@ -39,4 +39,6 @@ def job_secret(coordinator: tuple[str, int] | None) -> Secret:
         warnings.simplefilter("ignore")  # each task warns where there is none
         secret = of_task([where])
     refuse_pickles(secret, where)
-    return Secret("none" if secret is None else hmac.digest(secret, b"replicax launch", "sha256").hex(), {})
+    if secret is None:
+        return Secret("none", {})
+    return Secret(hmac.digest(stretched(secret), b"replicax launch", "sha256").hex(), {})
