@@ -82,16 +82,44 @@ def test_a_secret_that_others_could_read_is_not_used(home):
     (home / "elsewhere").write_text("planted")
     with pytest.raises(OSError):
         job_secret(HERE)
-    path.unlink()
-    path.parent.chmod(0o755)
-    with pytest.raises(JobError, match="open to other users"):
-        job_secret(HERE)
 
 
-def test_without_a_home_the_secret_is_among_the_temporary_files(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path / "no" / "home"))
+def _no_folder(monkeypatch, home):
+    monkeypatch.setenv("HOME", str(home / "no" / "home"))
+
+
+def _no_home(monkeypatch, home):
+    def unknown():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(secret.Path, "home", unknown)
+
+
+def _open_to_others(monkeypatch, home):
+    (home / ".replicax").mkdir()
+    (home / ".replicax").chmod(0o755)
+
+
+def _no_links(monkeypatch, home):
+    link = os.link
+
+    def in_temporary_files(made, path):
+        if home / ".replicax" in path.parents:
+            raise PermissionError(1, "Operation not permitted")
+        link(made, path)
+
+    monkeypatch.setattr(os, "link", in_temporary_files)
+
+
+@pytest.mark.parametrize("prepare", [_no_folder, _no_home, _open_to_others, _no_links])
+def test_where_the_home_will_not_do_the_secret_is_among_the_temporary_files(prepare, home, monkeypatch, tmp_path):
+    prepare(monkeypatch, home)
     monkeypatch.setattr(secret.tempfile, "tempdir", str(tmp_path))
-    assert job_secret(HERE) == (tmp_path / f"replicax-{os.getuid()}" / "job-secret").read_bytes()
+    path = tmp_path / f"replicax-{os.getuid()}" / "job-secret"
+    assert job_secret(HERE) == path.read_bytes() == job_secret(HERE)
+    path.parent.chmod(0o755)
+    with pytest.raises(JobError, match=rf"no place for a secret of this user: .*{path.parent}.*open to other users"):
+        job_secret(HERE)
 
 
 def test_processes_that_start_at_once_have_one_secret(run_python, home):

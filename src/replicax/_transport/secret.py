@@ -16,7 +16,7 @@ import secrets
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from replicax._base.doc_pages import install
@@ -107,11 +107,38 @@ def _long_enough(secret: bytes, where: str) -> bytes:
 
 
 def _of_user() -> bytes:
-    """Returns the secret that programs of this user on this machine share."""
-    folder = _own_folder()
+    """Returns the secret that programs of this user on this machine share, from the first place that will do."""
+    errors = []
+    for folder in _places():
+        try:
+            path = _made(folder)
+        except OSError as error:
+            errors.append(str(error))
+        else:
+            return _own_content(path)
+    raise JobError(f"There is no place for a secret of this user: {'; '.join(errors)}. {HOW}")
+
+
+def _places() -> Iterator[Path]:
+    """Yields the folder ~/.replicax, if there is a home, and one among the temporary files."""
+    with contextlib.suppress(RuntimeError):  # no HOME, and a user whom the system does not know
+        yield Path.home() / ".replicax"
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    yield Path(tempfile.gettempdir()) / f"replicax-{user}"
+
+
+def _made(folder: Path) -> Path:
+    """Returns the file with the secret in a folder that others cannot enter, and makes both if they are not there.
+
+    Raises:
+        OSError: others can enter it, or it cannot be made, or its file system has no hard links.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if problem := _exposed(folder, os.lstat(folder)):
+        raise PermissionError(problem)
     path = folder / "job-secret"
-    with contextlib.suppress(FileNotFoundError):
-        return _own_content(path)
+    if os.path.lexists(path):
+        return path
     # Made aside and then linked: whoever comes second finds the whole secret of the first.
     handle, made = tempfile.mkstemp(dir=folder)  # of mode 0600
     try:
@@ -123,44 +150,29 @@ def _of_user() -> bytes:
             os.link(made, path)
     finally:
         os.unlink(made)
-    return _own_content(path)
-
-
-def _own_folder() -> Path:
-    """Returns the folder ~/.replicax, or where there is no home, one among the temporary files; others cannot enter."""
-    user = os.getuid() if hasattr(os, "getuid") else "user"
-    errors = []
-    for folder in (Path.home() / ".replicax", Path(tempfile.gettempdir()) / f"replicax-{user}"):
-        try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            _require_private(folder, os.lstat(folder))
-        except OSError as error:
-            errors.append(str(error))
-        else:
-            return folder
-    raise JobError(f"There is no place for a secret of this user: {'; '.join(errors)}. {HOW}")
+    return path
 
 
 def _own_content(path: Path) -> bytes:
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     with open(handle, "rb") as file:
-        _require_private(path, os.fstat(handle))
+        if problem := _exposed(path, os.fstat(handle)):
+            raise JobError(f"{problem}. Delete it; a new one is then made. {HOW}")
         found = file.read().strip()
     if not found:
         raise JobError(f"{path} is empty. Delete it; a new secret is then made.")
     return found
 
 
-def _require_private(path: Path, found: os.stat_result) -> None:
+def _exposed(path: Path, found: os.stat_result) -> str:
+    """Returns why a secret of this user cannot be there; empty if it can."""
     if not hasattr(os, "getuid"):  # Windows: folders of a user are private by their place
-        return
+        return ""
     if found.st_uid != os.getuid():
-        raise JobError(f"{path}, which is to have a secret of this user, belongs to another user. Delete it. {HOW}")
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        raise JobError(
-            f"{path}, which is to have a secret of this user, is open to other users (mode "
-            f"{stat.S_IMODE(found.st_mode):04o}). Delete {path}; a new one is then made. {HOW}"
-        )
+        return f"{path}, which is to have a secret of this user, belongs to another user"
+    if (mode := stat.S_IMODE(found.st_mode)) & 0o077:
+        return f"{path}, which is to have a secret of this user, is open to other users (mode {mode:04o})"
+    return ""
 
 
 @functools.lru_cache(maxsize=8)
