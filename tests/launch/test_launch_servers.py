@@ -138,7 +138,7 @@ def test_workers_have_the_gpus_and_devices_and_other_tasks_compute_on_cpu(worker
         values = shown(launch)
         others, of_workers = ["", "cpu", None], [[gpu, None, None] for gpu in gpus]
         if options:
-            others, of_workers = ["", None, None], [["", None, "4"]] * workers
+            others, of_workers = ["", "cpu", None], [["", None, "4"]] * workers
         assert [values[f"worker {number}"] for number in range(workers)] == of_workers
         assert values["chief 0"] == values["ps 0"] == others
 

@@ -261,7 +261,9 @@ class Launcher:
     def _process(self, task: Task, start: Message, folder: str, restarts: int | None = None) -> Worker:
         plan, cluster = self._plan, start["cluster"]
         works = task.kind == "worker"
-        gpus = None if self._gpus is None else self._gpus[task.number - plan.first] if works else []
+        gpus: list[str] | None = []  # no accelerator of any kind
+        if works:
+            gpus = None if self._gpus is None else self._gpus[task.number - plan.first]
         environment = worker_environment(
             os.environ,
             cluster=cluster,
