@@ -12,6 +12,7 @@ HEAD = """
     import jax, jax.numpy as jnp, numpy as np, optax
     import replicax as rx
     from ps_clusters import Cluster
+    from replicax.coordinator import experimental_get_current_worker_index
     def raised(function, *args, **kwargs):
         try:
             return "nothing", function(*args, **kwargs)
@@ -437,4 +438,26 @@ def test_leaves_that_a_program_asks_for_are_read_alone(run):
             for leaves in (storage.kept([1]), storage.taken([1])):
                 assert [leaf.tolist() for leaf in leaves] == [[1, 1]]
             assert asked == [[storage.places[1]]] * 2
+    """)
+
+
+@PLACES
+def test_functions_of_datasets_know_their_worker_in_all_threads(run, processes):
+    """Fact 148."""
+    run(f"""
+        def index(x):
+            return x * 0 + int(experimental_get_current_worker_index())
+        with Cluster(workers=2, processes={processes}) as cluster:
+            co = cluster.coordinator
+            step = rx.function(lambda iterator: (next(iterator), experimental_get_current_worker_index()))
+            numbers = rx.data.Dataset.range(100)
+            for made in (
+                numbers.map(index).prefetch(2),
+                numbers.map(index, num_parallel_calls=2),
+                numbers.map(index, num_parallel_calls=2).prefetch(2),
+                numbers.interleave(lambda x: rx.data.Dataset.from_tensors(x).map(index), num_parallel_calls=2),
+            ):
+                iterator = iter(co.create_per_worker_dataset(lambda: made))
+                for element, worker in co.fetch([co.schedule(step, args=(iterator,)) for _ in range(20)]):
+                    assert element == worker
     """)

@@ -32,10 +32,14 @@ _Item: TypeAlias = tuple[Tree, BaseException | None]  # an element, or the excep
 
 
 class _Advancing(threading.local):
-    """The iterators, by their locks, for which this thread makes an element."""
+    """The iterators, by their locks, for which this thread makes an element, and the worker whose iterators they are.
+
+    Workers are those of a cluster with parameter servers, which may all be in this process; None elsewhere.
+    """
 
     def __init__(self) -> None:
         self.locks: tuple[Lock, ...] = ()
+        self.worker: int | None = None
 
 
 advancing = _Advancing()
@@ -77,11 +81,12 @@ class Buffer:
         self._lock = threading.Lock()  # several threads may take
         self._stopped = False  # nothing more will be taken out
         self._locks: tuple[Lock, ...] = ()  # of the iterators for which it makes elements
+        self._worker: int | None = None
         self.thread = threading.Thread(target=self._fill, name="replicax-input", daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""
-        self._locks = advancing.locks
+        self._locks, self._worker = advancing.locks, advancing.worker
         _running.add(self)
         try:
             self.thread.start()
@@ -91,7 +96,7 @@ class Buffer:
             raise
 
     def _fill(self) -> None:
-        advancing.locks = self._locks
+        advancing.locks, advancing.worker = self._locks, self._worker
         elements = None
         try:
             elements = self._make(lambda: self._stopped)
@@ -236,13 +241,15 @@ class ParallelMap(Iterator[Tree]):
             self._calls.appendleft(first)
         return self._calls.popleft().result()
 
-    def _called(self, locks: tuple[Lock, ...], element: Tree) -> Tree:
+    def _called(self, locks: tuple[Lock, ...], worker: int | None, element: Tree) -> Tree:
+        advancing.worker = worker
         with on_behalf_of(locks):
             return self._function(element)
 
     def _call_next(self) -> None:
         try:
-            self._calls.append(self._executor.submit(self._called, advancing.locks, next(self._elements)))
+            element = next(self._elements)
+            self._calls.append(self._executor.submit(self._called, advancing.locks, advancing.worker, element))
         except StopIteration:
             self._ended = True
         except Exception as e:  # raised in its place in the order

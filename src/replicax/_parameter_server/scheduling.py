@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ import numpy as np
 
 from replicax._base.specs import has_64_bit_types
 from replicax._base.types import Leaf
+from replicax._data.prefetch import advancing
 from replicax._tracing import frames
 
 # Shapes and dtypes of the arrays of one element.
@@ -61,13 +61,8 @@ def index_dtype() -> np.dtype:
     return np.dtype(np.int64 if has_64_bit_types() else np.int32)
 
 
-class _Current(NamedTuple):
-    tracing: Tracing | None = None
-    worker: int | None = None
-
-
 class _State(threading.local):
-    current = _Current()
+    tracing: Tracing | None = None
 
 
 _state = _State()
@@ -75,26 +70,27 @@ _state = _State()
 
 def tracing() -> Tracing | None:
     """Returns the trace for workers that this thread makes, None where it makes none."""
-    return _state.current.tracing
+    return _state.tracing
 
 
 @contextlib.contextmanager
-def _entered(current: _Current) -> Iterator[None]:
-    before, _state.current = _state.current, current
+def _entered(tracing: Tracing | None, worker: int | None) -> Iterator[None]:
+    before = _state.tracing, advancing.worker
+    _state.tracing, advancing.worker = tracing, worker
     try:
         yield
     finally:
-        _state.current = before
+        _state.tracing, advancing.worker = before
 
 
 def traced_by(tracing: Tracing) -> contextlib.AbstractContextManager[None]:
     """Returns a context in which functions are traced for workers."""
-    return _entered(_Current(tracing=tracing))
+    return _entered(tracing, None)
 
 
 def on_worker(index: int) -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which functions of datasets run on this worker."""
-    return _entered(_Current(worker=index))
+    """Returns a context in which functions of datasets run on this worker, also in the threads that they start."""
+    return _entered(None, index)
 
 
 def experimental_get_current_worker_index() -> Leaf:
@@ -103,9 +99,8 @@ def experimental_get_current_worker_index() -> Leaf:
     Raises:
         RuntimeError: outside of such functions.
     """
-    current = _state.current
-    if current.worker is not None:
-        return jnp.asarray(current.worker, index_dtype())
-    if current.tracing is None:
+    if advancing.worker is not None:
+        return jnp.asarray(advancing.worker, index_dtype())
+    if _state.tracing is None:
         raise RuntimeError(_OUTSIDE)
-    return current.tracing.index() if frames.levels() else jnp.asarray(0, index_dtype())  # in a first, eager call
+    return _state.tracing.index() if frames.levels() else jnp.asarray(0, index_dtype())  # in a first, eager call
