@@ -89,3 +89,21 @@ def test_a_coordinator_ends_at_once_while_a_worker_refuses_it(run):
 def test_errors_of_the_page_have_public_names():
     for name in ("CancelledError", "InvalidArgumentError", "OutOfRangeError", "UnavailableError"):
         assert getattr(rx, name) is getattr(errors, name)
+
+
+def test_threads_that_drop_variables_at_the_same_time_do_not_disturb_each_other(run):
+    run("""
+        from collections import deque
+        from replicax._parameter_server.servers import Servers
+        class Entries(deque):
+            def __len__(self):  # another thread takes what was counted
+                count = super().__len__()
+                self.clear()
+                return count
+        with Cluster(workers=1) as cluster:
+            with cluster.strategy.scope():
+                v = rx.Variable(0)
+            servers = v._cluster.servers
+            servers._dead, servers._dead_programs = Entries(v._storage.places), Entries(["a program"])
+            servers.create([], [])
+    """)

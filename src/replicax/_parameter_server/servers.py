@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from replicax._transport.peer import Peer, connect
 from replicax._transport.service import local_service
 
 _Arrays = Sequence[np.ndarray | jax.Array]
+_T = TypeVar("_T")
 
 
 class Call(NamedTuple):
@@ -196,8 +198,7 @@ class Servers:
         self._dead_programs.append(key)
 
     def _drop_dead(self) -> None:
-        names = self._names([self._dead.popleft() for _ in range(len(self._dead))])
-        programs = [self._dead_programs.popleft() for _ in range(len(self._dead_programs))]
+        names, programs = self._names(_emptied(self._dead)), _emptied(self._dead_programs)
         servers = range(len(self)) if programs else names
         calls = {n: Call("drop", {"names": names.get(n, []), "programs": programs}) for n in servers}
         if calls:
@@ -235,3 +236,12 @@ class Servers:
             parts = [next(queues[part.server]) for part in place.parts]
             found.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
         return found
+
+
+def _emptied(entries: deque[_T]) -> list[_T]:
+    """Returns what it takes out of a deque, which other threads may fill and empty meanwhile."""
+    found = []
+    with contextlib.suppress(IndexError):
+        while True:
+            found.append(entries.popleft())
+    return found
