@@ -387,4 +387,4 @@ def test_a_signal_to_a_worker_that_is_ending_begins_nothing(folder):
         let_go(folder)
         done = workers.join()
     assert statuses(done) == [42, 42], workers.output()
-    assert done[0].stderr.count("save their state at the same step") == 1, workers.output()
+    assert done[0].stderr.count("has received SIGTERM") == 1, workers.output()

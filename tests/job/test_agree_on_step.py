@@ -230,3 +230,15 @@ def test_process_0_looks_again_when_the_grace_period_is_nearly_over(own_gate, mo
         assert process._patience(1095.0) == usual  # for what the processes say now
     finally:
         process.forget()
+
+
+@pytest.mark.parametrize("begun, said", [(0, "It is to end soon."), (3, "All processes save their state at the same")])
+def test_a_save_is_announced_once_a_step_has_begun(begun, said, capfd):
+    """Before, there may be watchers alone, and no program that saves."""
+    agreement = Agreement()
+    agreement.take(1, "noticed", {"reason": "worker 1 has received SIGTERM", "grace": 0.0, "ends": 0}, 0.0)
+    agreement.next_order({0, 1}, 0.0)
+    for index, count in enumerate((0, begun)):
+        agreement.take(index, "passed", {"answer": count}, 0.0)
+    assert agreement.next_order({0, 1}, 0.0)["at"] == begun + 1
+    assert f"worker 1 has received SIGTERM. {said}" in capfd.readouterr().err

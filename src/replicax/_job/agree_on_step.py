@@ -173,8 +173,9 @@ class Agreement:
         if self._phase == "counting":
             assert self._end is not None
             self._phase, self._final = "saving", self._end - (self._last_call or 0.0) <= now
-            self._say()
-            return {"order": "stop", "at": int(max(answers, default=0)) + 1, "final": self._final}
+            begun = int(max(answers, default=0))
+            self._say(begun > 0)
+            return {"order": "stop", "at": begun + 1, "final": self._final}
         self._phase = "quiet"
         if self._final:
             self._end = self._last_call = None
@@ -184,10 +185,13 @@ class Agreement:
             self._last_call = max(answers, default=0.0)
         return {"order": "go", "final": self._final}
 
-    def _say(self) -> None:
+    def _say(self, begun: bool) -> None:
+        """Says what will be done; before any step has begun, nobody knows that there are gates in the program."""
         then = "end" if self._final else "go on, to save again when the grace period is nearly over"
         if self._last_call is not None:
             process_exit.say("The grace period is nearly over. The state is saved again at the next step.")
+        elif not begun:
+            process_exit.say(f"{self._reason}. It is to end soon.")
         else:
             process_exit.say(f"{self._reason}. All processes save their state at the same step, and {then}.")
 
