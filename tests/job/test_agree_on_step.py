@@ -242,3 +242,31 @@ def test_a_save_is_announced_once_a_step_has_begun(begun, said, capfd):
         agreement.take(index, "passed", {"answer": count}, 0.0)
     assert agreement.next_order({0, 1}, 0.0)["at"] == begun + 1
     assert f"worker 1 has received SIGTERM. {said}" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_one_signal_that_two_threads_hear_at_the_same_time_is_one(after, own_gate, monkeypatch):
+    """The second thread hears of it after the first one has looked at the counts so many times."""
+
+    class Counts(list):
+        looked = 0
+
+        def __getitem__(self, index):
+            if threading.current_thread() is threading.main_thread():
+                Counts.looked += 1
+                if Counts.looked == after:
+                    second.start()
+                    second.join(0.2)  # unless it has to wait until this thread has counted
+            return super().__getitem__(index)
+
+    told = []
+    monkeypatch.setattr(own_gate, "notice", lambda *notice: told.append(notice))
+    monkeypatch.setattr(notices, "_told", 0)
+    monkeypatch.setattr(notices, "_heard", Counts([0, 0]))
+    second = threading.Thread(target=lambda: notices.heard_sigterm(1))
+    watch = Watch([], grace=60.0)
+    notices.heard_sigterm(0)
+    second.join(60.0)
+    notices.heard_sigterm(0), notices.heard_sigterm(1)
+    assert told == [("has received SIGTERM", 60.0), ("has received SIGTERM", 0.0)]
+    del watch

@@ -68,6 +68,7 @@ def _poll(looks: tuple[Look, ...], grace: float, stopped: threading.Event, probl
 
 _watches: list[weakref.ref[Watch]] = []  # the newest last
 _before: object = signal.SIG_DFL  # the handler that stood there before
+_counting = threading.RLock()  # a signal may come while its thread counts one
 _heard = [0, 0]  # signals, as counted by the handler and by the monitor
 _told = 0
 _ends = -1  # `GATE.ends` at the latest signal
@@ -91,7 +92,9 @@ def _take_sigterm() -> None:
 
 def _forget() -> None:
     """Forgets everything in a forked child, which a signal ends; no other thread holds the gate there."""
+    global _counting
     _watches.clear()
+    _counting = threading.RLock()
     if signal.getsignal(signal.SIGTERM) is on_sigterm:
         signal.signal(signal.SIGTERM, _before)  # type: ignore[arg-type]
     GATE.reset()
@@ -121,11 +124,13 @@ def on_sigterm(number: int, frame: object) -> None:
 def heard_sigterm(by: int) -> None:
     """Counts a signal, by its handler (0) or by the monitor (1). A second one ends the grace period of the first."""
     global _told, _ends
-    _heard[by] += 1
-    if _heard[by] > _told:
+    with _counting:
+        _heard[by] += 1
+        if _heard[by] <= _told:
+            return
         _told = _heard[by]
         if GATE.ending:
             return
         again, _ends = _ends == GATE.ends, GATE.ends
-        newest = _watches[-1]() if _watches else None
-        GATE.notice("has received SIGTERM", 0.0 if again or newest is None else newest.grace)
+    newest = _watches[-1]() if _watches else None
+    GATE.notice("has received SIGTERM", 0.0 if again or newest is None else newest.grace)
