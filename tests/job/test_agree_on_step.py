@@ -270,3 +270,12 @@ def test_one_signal_that_two_threads_hear_at_the_same_time_is_one(after, own_gat
     notices.heard_sigterm(0), notices.heard_sigterm(1)
     assert told == [("has received SIGTERM", 60.0), ("has received SIGTERM", 0.0)]
     del watch
+
+
+def test_a_notice_from_before_a_job_is_joined_is_told_to_its_processes(own_gate):
+    told = []
+    own_gate.notice("is to end", 30.0)
+    own_gate.connect(lambda kind, message: told.append((kind, message)), "worker 1")
+    assert told == [("noticed", {"reason": "worker 1 is to end", "grace": 30.0, "ends": 0})]
+    own_gate.obey({"order": "hold", "reason": "worker 1 is to end"})
+    assert own_gate.notices == ["worker 1 is to end"]

@@ -22,7 +22,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from typing import Literal
 
 from replicax._job import process_exit
@@ -48,13 +48,19 @@ class Gate:
         self._saves = 0  # times at which all had saved
         self._final = False  # and whether they were to end the latest time
         self.ending = False  # all have saved and are to end; no step has begun since
-        alone = _Alone(self)
-        self._tell: Callable[[str, Message], None] = alone.post
-        self._turn: Callable[[], None] | None = alone.turn
+        self._alone = _Alone(self)
+        self._tell: Callable[[str, Message], None] = self._alone.post
+        self._turn: Callable[[], None] | None = self._alone.turn
 
     def connect(self, tell: Callable[[str, Message], None], name: str) -> None:
-        """Joins the gates of a job's other processes: `tell` reaches process 0, whose orders come to `obey`."""
-        self._tell, self._turn, self.name = tell, None, name
+        """Joins the gates of a job's other processes: `tell` reaches process 0, whose orders come to `obey`.
+
+        Notices that came before, to this process alone, are told there.
+        """
+        before, self._tell, self._turn, self.name = self.name, tell, None, name
+        self.notices[:] = [name + reason.removeprefix(before) for reason in self.notices]
+        for kind, message in self._alone.taken():
+            tell(kind, {**message, "reason": name + message["reason"].removeprefix(before)})
 
     def notice(self, what: str, grace: float) -> None:
         """Tells all that this process is to end in `grace` seconds; `what` has happened to it.
@@ -208,11 +214,16 @@ class _Alone:
         """Leaves a message, from any thread and from a signal's handler."""
         self._posted.put((kind, message))
 
+    def taken(self) -> Iterator[tuple[str, Message]]:
+        """Yields what was left, and leaves it no longer."""
+        while not self._posted.empty():
+            yield self._posted.get()
+
     def turn(self) -> None:
         """Takes what was left, and gives the orders that are due."""
         now = time.monotonic()
-        while not self._posted.empty():
-            self._agreement.take(0, *self._posted.get(), now)
+        for kind, message in self.taken():
+            self._agreement.take(0, kind, message, now)
         while (order := self._agreement.next_order({0}, now)) is not None:
             if (answer := self._gate.obey(order)) is not None:
                 self._agreement.take(0, "answer", answer, now)
