@@ -149,8 +149,8 @@ def _iterators(covered: set[int]) -> Iterator[Uncovered]:
                 "It is gone through again from its beginning when the iterator is restored, and has to give the same "
                 "elements then. Use a source that replicax can position, or make sure that it does."
             )
-            sources[unsure] = Uncovered("source", f"{unsure.what}, from which a dataset is made", "", advice)
-            sources[unsure] = sources[unsure]._replace(place=unsure.origin.place)
+            what = f"{unsure.what}, from which a dataset is made"
+            sources[unsure] = Uncovered("source", what, unsure.origin.place, advice)
     yield from sources.values()
     for seeds, origin in reading.living_seeds:
         if seeds.passes and not seeds.inner and (seeds.reshuffle or seeds.by_chance) and id(seeds) not in counted:
