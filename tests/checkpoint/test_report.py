@@ -160,8 +160,8 @@ for name, code in json.load(open("programs.json")).items():
             del own[other]
     gc.collect()
     report._baseline, frames.notes_changes = None, False
-    for counters in random_state.op_counters:
-        counters.drawn_by_input = None
+    if random_state.op_counters is not None:
+        random_state.op_counters.drawn_by_input = None
     print(name, end=" ", flush=True)
     exec(compile(code, "program.py", "exec"), own)
 """

@@ -27,14 +27,14 @@ class OpCounters(Protocol):
         """Returns where a function of a dataset draws with them; None where none does."""
 
 
-op_counters: list[OpCounters] = []  # one, once replicax.tf is imported
+op_counters: OpCounters | None = None  # once replicax.tf is imported
 
 
 def states() -> dict[str, _State]:
     """Returns the states of this process's random numbers, by what they are of."""
     found = {"python": random.getstate(), "numpy": np.random.get_state()}
-    for counters in op_counters:
-        found["tf"] = counters.save()
+    if op_counters is not None:
+        found["tf"] = op_counters.save()
     return found
 
 
@@ -87,8 +87,8 @@ class RandomState:
             )
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])
-        for counters in op_counters if "tf" in state else ():
-            counters.restore(state["tf"])
+        if op_counters is not None and "tf" in state:
+            op_counters.restore(state["tf"])
         for generator, own in zip(self._generators, state["generators"]):
             if isinstance(generator, random.Random):
                 generator.setstate(own)

@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from replicax._base.tracebacks import Origin
+from replicax._checkpoint import random_state
 from replicax._checkpoint.object_graph import ObjectNode
-from replicax._checkpoint.random_state import RandomState, op_counters, same, states
+from replicax._checkpoint.random_state import RandomState, same, states
 from replicax._data import iterators, reading
 from replicax._tracing import frames
 from replicax._variables import variable as variables
@@ -162,11 +163,11 @@ def _iterators(covered: set[int]) -> Iterator[Uncovered]:
 def _random_numbers(owners: Sequence[object]) -> Iterator[Uncovered]:
     """Yields the random numbers that were drawn since the first checkpoint was made."""
     assert _baseline is not None
-    for counters in op_counters:
-        if (origin := counters.in_dataset()) is not None:
-            text = "Use stateless functions there, with seeds that come with the elements (`Dataset.random`)."
-            what = "random numbers that a function of a dataset draws with tf.random, ahead of the saved position"
-            yield Uncovered("random", what, origin.place, text)
+    counters = random_state.op_counters
+    if counters is not None and (origin := counters.in_dataset()) is not None:
+        text = "Use stateless functions there, with seeds that come with the elements (`Dataset.random`)."
+        what = "random numbers that a function of a dataset draws with tf.random, ahead of the saved position"
+        yield Uncovered("random", what, origin.place, text)
     saved = [owner for owner in owners if isinstance(owner, RandomState)]
     if not saved:
         names = {

@@ -10,10 +10,10 @@ program everywhere; but some are ahead of others, and a step may need all of the
     saved    to process 0    it has been saved here
     go       to all          all have saved: end or, with a grace period, go on until it is nearly over, and save again
 
-A step that one process has begun is so begun by all, and no process waits at its gate for one that waits in a step. The
-one step more has every process know, when its last step ends, that it is the last one: it keeps what the program may
-change before it comes to the gate again. A process that ends or is frozen in between is found by the monitor, as at any
-other time.
+A step that one process has begun is so begun by all, and no process waits at its gate for one that waits in a step.
+Thanks to the one extra step, every process knows, when its last step ends, that it was the last: it keeps what the
+program may change before it comes to the gate again. A process that ends or is frozen in between is found by the
+monitor, as at any other time.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import numpy as np
 
 from replicax._base import array_conversion, jax_internals, tracebacks
 from replicax._base.specs import as_dtype
-from replicax._checkpoint.random_state import op_counters
+from replicax._checkpoint import random_state
 from replicax._data.prefetch import advancing
 from replicax._data.reading import use_default_seed
 from replicax._engine import modes
@@ -308,4 +308,4 @@ def _dataset_seed() -> int | None:
 
 
 use_default_seed(_dataset_seed)
-op_counters.append(_saved)
+random_state.op_counters = _saved
