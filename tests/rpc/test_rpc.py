@@ -35,6 +35,10 @@ SERVER = """
             import jax
             return jax.lax.while_loop(lambda s: s[0] < 2**31 - 1, lambda s: (s[0] + 1, s[1] + x), (0, x))[1]
 
+        def rounds(n):
+            import jax
+            return jax.lax.while_loop(lambda i: i < n, lambda i: i + 1, 0)
+
         server = rpc.Server.create("grpc", "127.0.0.1:0")
         two = [number, number]
         server.register("add", rx.function(add, input_signature=two))
@@ -45,6 +49,7 @@ SERVER = """
         server.register("table", rx.function(lambda: table))
         server.register("bfloat16", rx.function(lambda x: x, input_signature=[rx.TensorSpec([None], jnp.bfloat16)]))
         server.register("large", rx.function(lambda x: x + 1, input_signature=[rx.TensorSpec([None])]))
+        server.register("rounds", rx.function(rounds, input_signature=[number]))
         server.register("loop", rx.function(loop, input_signature=[rx.TensorSpec([])]))
         server.start()
         serve.kept = server
@@ -62,7 +67,7 @@ def test_values_structures_and_variables_of_a_server_in_another_process(run):
     with started(serve) as server:
         import jax, jax.numpy as jnp, numpy as np
         client = rpc.Client.create("grpc", server.address, timeout_in_ms=60_000)
-        names = ["add", "bfloat16", "bump", "concrete", "large", "loop", "nested", "nothing", "table"]
+        names = ["add", "bfloat16", "bump", "concrete", "large", "loop", "nested", "nothing", "rounds", "table"]
         assert client.list() == names and all(hasattr(client, name + "_blocking") for name in names)
         result = client.call("add", args=[jnp.int32(2), 3], output_specs=rx.TensorSpec([], "int32"))
         assert result.is_ok() and isinstance(result.is_ok(), jax.Array) and result.get_value() == 5
@@ -117,6 +122,22 @@ def test_errors_have_tensorflows_codes_and_types(run):
         assert client.add_blocking(1, 2) == 3
         server.end()
         check(client.add(1, 2), 14, UnavailableError, server.address)
+    """)
+
+
+def test_a_call_goes_on_when_its_client_is_deleted(run):
+    run("""
+    with started(serve) as server:
+        import gc, threading, weakref
+        n = 100_000_000
+        assert rpc.Client.create("grpc", server.address).rounds(n).get_value() == n
+        client = rpc.Client.create("grpc", server.address)
+        deleted = threading.Event()
+        weakref.finalize(client, deleted.set)
+        pending = client.rounds(n)
+        del client
+        gc.collect()
+        assert deleted.is_set() and pending.get_value() == n
     """)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -197,7 +198,11 @@ class _Calls:
         self._timeout_in_ms = timeout_in_ms
         self._peer = connect(address)
         self._threads = Threads("replicax-rpc")
-        weakref.finalize(self, _close, self._peer, self._threads).atexit = False
+        # In a thread: the last to refer to this may be any thread, also one of the connection, which waits for it.
+        close = threading.Thread(
+            target=_close, args=(self._peer, self._threads), name="replicax-rpc-close", daemon=True
+        )
+        weakref.finalize(self, close.start).atexit = False
 
     def _seconds(self, timeout_in_ms: int) -> float | None:
         milliseconds = timeout_in_ms or self._timeout_in_ms
@@ -222,8 +227,11 @@ class _Calls:
             )
         seconds, head = self._seconds(timeout_in_ms), {"method": method}
         tensors = [_tensor(value) for value in args]
-        answer = self._threads.submit(self._peer.call, "call", head, tensors, seconds)
-        return StatusOrResult(answer, seconds, rebuild)
+
+        def call() -> Answer:  # refers to this object: the connection stays until the call is done
+            return self._peer.call("call", head, tensors, seconds)
+
+        return StatusOrResult(self._threads.submit(call), seconds, rebuild)
 
 
 def _close(peer: Peer, threads: Threads) -> None:
