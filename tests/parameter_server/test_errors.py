@@ -107,3 +107,58 @@ def test_threads_that_drop_variables_at_the_same_time_do_not_disturb_each_other(
             servers._dead, servers._dead_programs = Entries(v._storage.places), Entries(["a program"])
             servers.create([], [])
     """)
+
+
+def test_a_worker_that_cannot_reach_a_server_is_taken_for_lost(run):
+    """The server's variables are not: what the worker had runs again, and each update counts once."""
+    run("""
+        from processes import free_ports
+        from replicax._parameter_server.servers import CutOffError, Servers
+        from replicax._parameter_server.worker import _Session
+        from replicax._transport.errors import Unreachable
+        def unreachable(*args):
+            raise Unreachable("No route.")
+
+        with Cluster(workers=1) as cluster:
+            co = cluster.coordinator
+            with cluster.strategy.scope():
+                v = rx.Variable(0)
+            @rx.function
+            def add():
+                v.assign_add(1)
+            co.schedule(add)
+            co.join()
+            (session,) = [x for x in gc.get_objects() if type(x) is _Session]
+            refused, reach = threading.Event(), Servers.reach
+            def cut_off(servers, timeout):
+                refused.set()
+                raise CutOffError("It cannot reach parameter server 0.")
+            Servers.reach = cut_off
+            session.servers._peers[0].call = unreachable
+            for _ in range(10):
+                co.schedule(add)
+            assert refused.wait(60)
+            assert int(v.numpy()) == 1  # this process reaches it
+            Servers.reach = reach
+            co.join()
+            assert int(v.numpy()) == 11
+
+        (port,) = free_ports(1)
+        address = f"localhost:{port}"
+        kind, text, _ = raised(Servers([address], [address], "no one", insists=True).reach, 0.1)
+        assert kind == "CutOffError" and f"cannot reach parameter server 0 at {address}" in text, (kind, text)
+    """)
+
+
+def test_what_a_server_answers_says_once_what_to_do(run):
+    run("""
+        with Cluster(workers=1) as cluster:
+            with cluster.strategy.scope():
+                v = rx.Variable(0)
+            place = v._storage.places[0]
+            dropped = {"owner": v._cluster.name, "names": place.names, "programs": []}
+            v._cluster.servers._peers[0].call("ps.drop", dropped)
+            kind, text, _ = raised(v.numpy)
+            assert kind == "UnavailableError" and text.count("tart the") == 1, text
+            assert text.startswith("Parameter server 0 at "), text
+    """)

@@ -11,15 +11,19 @@ from typing import NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from replicax._base.errors import UnavailableError
+from replicax._base.errors import FailedPreconditionError, UnavailableError
 from replicax._parameter_server.places import Place
-from replicax._transport.errors import Unreachable
+from replicax._transport.errors import TimedOut, Unreachable
 from replicax._transport.handlers import Answer
 from replicax._transport.peer import Peer, connect
 from replicax._transport.service import local_service
 
 _Arrays = Sequence[np.ndarray | jax.Array]
 _T = TypeVar("_T")
+
+
+class CutOffError(FailedPreconditionError):
+    """A worker cannot reach a parameter server, which may well be there."""
 
 
 class Call(NamedTuple):
@@ -37,8 +41,8 @@ class Servers:
         addresses: theirs, by index.
         job: the addresses of all tasks of the cluster.
         owner: the name of the coordinator whose variables they are.
-        insists: whether a call is made again when the connection breaks: servers answer it as the first time. Without,
-            a broken connection is the end, since servers forget a coordinator with the connection to it.
+        insists: whether a call is made again when the connection breaks, as workers do: servers answer it as the first
+            time. Without, a broken connection is the end, since servers forget a coordinator with the connection to it.
     """
 
     def __init__(self, addresses: Sequence[str], job: Sequence[str], owner: str, insists: bool = False):
@@ -80,6 +84,21 @@ class Servers:
         lost.__cause__ = error
         return lost
 
+    def reach(self, timeout: float) -> None:
+        """Connects a worker with all servers.
+
+        Raises:
+            CutOffError: one of them cannot be reached within so many seconds.
+        """
+        for number, peer in enumerate(self._peers):
+            try:
+                peer.wait_until_ready(timeout)
+            except (Unreachable, TimedOut) as error:
+                raise self._cut_off(number, error) from error
+
+    def _cut_off(self, number: int, error: Exception) -> CutOffError:
+        return CutOffError(f"It cannot reach parameter server {number} at {self._peers[number].address}: {error}")
+
     def is_local(self, number: int) -> bool:
         """Returns whether a server is in this process."""
         return local_service(self._peers[number].address) is not None
@@ -112,8 +131,10 @@ class Servers:
                 if not self._insists:
                     raise
                 return peer.call(method, head, call.arrays)
-        except UnavailableError as error:
-            raise self._unavailable(number, error) from error
+        except Unreachable as error:
+            raise (self._cut_off if self._insists else self._unavailable)(number, error) from error
+        except UnavailableError as error:  # it says itself what it has lost
+            raise UnavailableError(f"Parameter server {number} at {peer.address}: {error}") from error
 
     def add_programs(self, calls: Mapping[int, Call]) -> None:
         """Sends the update programs of a function."""

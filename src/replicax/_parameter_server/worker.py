@@ -30,6 +30,8 @@ from replicax._parameter_server.worker_values import own_arrays
 from replicax._tracing.dataset_reads import element_arrays
 from replicax._transport.handlers import Answer, Request
 
+_PATIENCE = 10.0  # seconds in which each parameter server has to be reached
+
 
 class SessionEndedError(FailedPreconditionError):
     """The worker has ended the session, since it took the coordinator for lost."""
@@ -102,7 +104,13 @@ class Worker:
         for module in head["imports"]:
             importlib.import_module(module)
         name: str = head["session"]
+        self._end(head["instead_of"])  # of which the coordinator takes no answers any more
         session = _Session(head["index"], Servers(head["servers"], head["job"], head["owner"], insists=True))
+        try:
+            session.servers.reach(_PATIENCE)
+        except BaseException:
+            session.close()
+            raise
         with self._lock:
             self._sessions[name] = session
         request.on_close(lambda: self._end(name))

@@ -20,6 +20,7 @@ from replicax._parameter_server.datasets import PerWorkerDistributedIterator
 from replicax._parameter_server.planner import Plan, Planner, ScheduledCall
 from replicax._parameter_server.remote_value import OVER
 from replicax._parameter_server.scheduling import Kinds
+from replicax._parameter_server.servers import CutOffError
 from replicax._parameter_server.shipping import packed
 from replicax._parameter_server.worker import SessionEndedError
 from replicax._transport.errors import Unreachable
@@ -154,6 +155,7 @@ class WorkerLink:
         name = uuid.uuid4().hex
         head = {
             "session": name,
+            "instead_of": "" if self._session is None else self._session.name,
             "owner": self._cluster.name,
             "index": self._index,
             "servers": self._cluster.server_addresses,
@@ -178,8 +180,10 @@ class WorkerLink:
             raise _Gone
         try:
             return self._peer.call(f"worker.{method}", {"session": session.name, **head}, arrays)
-        except (Unreachable, SessionEndedError) as error:
-            self._lose(session)
+        except Exception as error:
+            if not session.lost and not isinstance(error, (Unreachable, SessionEndedError, CutOffError)):
+                raise
+            self._lose(session)  # whatever comes of a session that has ended
             raise _Gone from error
 
     # Closures.
