@@ -262,3 +262,19 @@ def test_batches_that_are_cut_anew_are_named(monkeypatch):
     text = r"after its element 4\..*`batch` \(test_data_skipping.py:\d+\), whose batches are cut anew for the replicas,"
     with pytest.warns(UserWarning, match=text):
         assert going_on(rx.data.AutoShardPolicy.OFF) == [[16, 17], [18, 19]]
+
+
+def test_elements_that_fail_and_are_ignored_fail_and_are_ignored_after_a_restore_too():
+    """Without `ignore_errors` an exception is not counted, so that the element after it would come again."""
+
+    def failing(x):
+        if x % 5 == 3:
+            raise InvalidArgumentError("three")
+        return x
+
+    def make():
+        return R(40).map(failing).ignore_errors()
+
+    assert [int(x) for x in make()] == [x for x in range(40) if x % 5 != 3]
+    for after in AFTER.values():
+        check_restored_everywhere(lambda after=after: after(make()))

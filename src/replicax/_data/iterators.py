@@ -330,6 +330,8 @@ class DatasetIterator(ElementIterator):
         through once more up to that place; a warning says so after many elements. What only depends on when threads
         end, `map` with `deterministic=False`, is not repeated exactly; nor are random numbers that functions draw, nor
         the order of a shuffle that a function uses without making it, if it was used before and not come to yet.
+        An exception in place of an element does not count: where the program caught one and went on, as many elements
+        come again, or the exception does. `Dataset.ignore_errors` leaves out what fails, here too.
 
         Raises:
             InvalidArgumentError: `state` is no such state, or of another dataset; the iterator stays as it was.
