@@ -34,10 +34,9 @@ import jax.numpy as jnp
 from replicax._base import doc_pages, foreign_state, jax_internals
 from replicax._base.foreign_state import Original
 from replicax._base.types import Tree, VariableAggregation, VariableSynchronization
-from replicax._checkpoint.object_graph import PytreeLeaf, VariableLeaf
+from replicax._integrations.nnx_checkpoints import checkpoint_leaf, is_arrays, nested_state
 from replicax._tracing import active_tapes, frames
 from replicax._tracing import context as _context
-from replicax._values import is_array
 from replicax._variables import creators
 from replicax._variables.variable import Variable
 
@@ -75,7 +74,7 @@ def join() -> None:
     variable._raw_value = view
     variable.__replicax_variable__ = property(view.variable)
     variable._can_update = property(writing.can_update)
-    variable._checkpoint_leaf = _checkpoint_leaf
+    variable._checkpoint_leaf = checkpoint_leaf
     foreign_state.wrap(variable, "_check_can_update", writing.check_can_update)
     foreign_state.wrap(variable, "__init__", view.init)
     foreign_state.wrap(variable, "set_value", view.set_value)
@@ -83,8 +82,8 @@ def join() -> None:
     foreign_state.wrap(tree, "_setattr", writing.set_attribute)
     foreign_state.wrap(pytreelib.PytreeState, "__init__", writing.begin)
     tree._replicax_leaf = lambda node: view.has_ours(node)
-    tree._tracked = lambda node: _nested(nnx.state(node, variable))
-    nnx.State._tracked = _nested  # type: ignore[attr-defined]
+    tree._tracked = lambda node: nested_state(nnx.state(node, variable))
+    nnx.State._tracked = nested_state  # type: ignore[attr-defined]
     foreign_state.wrap(nnx.metrics.Welford, "update", _update_welford)
     tracers.current_jax_trace = _current_trace(tracers.current_jax_trace)
 
@@ -232,7 +231,7 @@ class _View:
     def _settled(self, variable: nnx.Variable) -> Tree:
         with _settling:
             content = self._slot.__get__(variable)
-            if type(content) is not _Fresh or variable.hijax or variable.ref or not _is_arrays(content.value):
+            if type(content) is not _Fresh or variable.hijax or variable.ref or not is_arrays(content.value):
                 return content
             kind = next(kind for cls, kind in self._kinds if isinstance(variable, cls))
             if kind is not None:
@@ -282,11 +281,6 @@ def _new_variable(variable: nnx.Variable, value: Tree, kind: _Kind) -> Variable:
         aggregation=metadata.get("aggregation", aggregation),
         copies_may_differ=False,
     )
-
-
-def _is_arrays(value: Tree) -> bool:
-    leaves = jax.tree.leaves(value)
-    return bool(leaves) and all(is_array(leaf) or isinstance(leaf, (bool, int, float, complex)) for leaf in leaves)
 
 
 # Writing, and changing objects.
@@ -405,45 +399,3 @@ def _update_welford(update: Original, metric: nnx.metrics.Welford, *args: object
             "the values from the replica function, and update it outside of `run`."
         )
     return update(metric, *args, **kwargs)
-
-
-# In checkpoints.
-
-
-class _NnxLeaf(PytreeLeaf):
-    """A variable of NNX that no strategy has. In a pytree of arrays it is one more pytree."""
-
-    is_value = True
-
-    def _get(self) -> Tree:
-        return self.owner.get_raw_value()
-
-    def _set(self, value: Tree) -> None:
-        self.owner.set_raw_value(value)
-
-
-class _HeldLeaf(VariableLeaf):
-    """A strategy's variable, assigned as NNX does."""
-
-    def __init__(self, held: Variable, variable: nnx.Variable):
-        super().__init__(held)
-        self._variable = variable
-
-    def _set(self, value: Tree) -> None:
-        self._variable.set_raw_value(value)
-
-
-def _checkpoint_leaf(variable: nnx.Variable) -> PytreeLeaf | None:
-    held = variable.__replicax_variable__
-    if held is not None:
-        return _HeldLeaf(held, variable)
-    return _NnxLeaf(variable) if _is_arrays(variable.get_raw_value()) else None
-
-
-def _nested(state: nnx.State) -> dict[str, Tree]:
-    """Returns the variables of a state in nested dicts."""
-    from flax import nnx
-    from flax.traverse_util import unflatten_dict
-
-    nested: dict[str, Tree] = unflatten_dict({tuple(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)})
-    return nested

@@ -1,0 +1,61 @@
+"""Objects of Flax NNX in checkpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+
+from replicax._base.types import Tree
+from replicax._checkpoint.object_graph import PytreeLeaf, VariableLeaf
+from replicax._values import is_array
+from replicax._variables.variable import Variable
+
+if TYPE_CHECKING:
+    from flax import nnx
+
+
+def is_arrays(value: Tree) -> bool:
+    """Returns whether a value has arrays and numbers for leaves, and some."""
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(is_array(leaf) or isinstance(leaf, (bool, int, float, complex)) for leaf in leaves)
+
+
+class _NnxLeaf(PytreeLeaf):
+    """A variable of NNX that no strategy has. In a pytree of arrays it is one more pytree."""
+
+    is_value = True
+
+    def _get(self) -> Tree:
+        return self.owner.get_raw_value()
+
+    def _set(self, value: Tree) -> None:
+        self.owner.set_raw_value(value)
+
+
+class _HeldLeaf(VariableLeaf):
+    """A strategy's variable, assigned as NNX does."""
+
+    def __init__(self, held: Variable, variable: nnx.Variable):
+        super().__init__(held)
+        self._variable = variable
+
+    def _set(self, value: Tree) -> None:
+        self._variable.set_raw_value(value)
+
+
+def checkpoint_leaf(variable: nnx.Variable) -> PytreeLeaf | None:
+    """Returns what a checkpoint saves of a variable of NNX; None where it holds no arrays."""
+    held = variable.__replicax_variable__
+    if held is not None:
+        return _HeldLeaf(held, variable)
+    return _NnxLeaf(variable) if is_arrays(variable.get_raw_value()) else None
+
+
+def nested_state(state: nnx.State) -> dict[str, Tree]:
+    """Returns the variables of a state in nested dicts."""
+    from flax import nnx
+    from flax.traverse_util import unflatten_dict
+
+    nested: dict[str, Tree] = unflatten_dict({tuple(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)})
+    return nested
