@@ -113,3 +113,44 @@ def test_the_state_of_each_optimizer_lies_with_its_own_variables(run_well):
         """,
         env=ENVIRONMENT,
     )
+
+
+def test_what_nnx_keeps_of_a_weight_lies_with_it(run_well):
+    """Also where weights are not divided, and lie on the servers in turn; a step count lies anywhere."""
+    run_well(
+        """
+        import jax, jax.numpy as jnp, optax
+        import replicax as rx
+        from flax import nnx
+        from ps_clusters import Cluster
+        class Model(nnx.Module):
+            def __init__(self, rngs):
+                self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range(3)])
+            def __call__(self, x):
+                for layer in self.layers:
+                    x = layer(x)
+                return x
+        def server(variable):
+            ((place,),) = [place.parts for place in variable.__replicax_variable__._storage.places]
+            return place.server
+        with Cluster(workers=1, servers=5) as cluster:
+            with cluster.strategy.scope():
+                model = Model(nnx.Rngs(0))
+                optimizers = [
+                    nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param),
+                    nnx.ModelAndOptimizer(model, optax.sgd(1e-2, momentum=0.9), wrt=nnx.Param),
+                ]
+            @rx.function
+            def step(x):
+                gradients = nnx.grad(lambda model: jnp.mean(model(x) ** 2))(model)
+                optimizers[0].update(model, gradients)
+                optimizers[1].update(gradients)
+            cluster.coordinator.schedule(step, args=(jnp.ones((2, 4)),)).fetch()
+            of_model = {path: server(leaf) for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+            assert len(set(of_model.values())) == 5
+            adam, momentum = optimizers[0].opt_state[0], optimizers[1].opt_state[0]
+            for kept in (adam.mu, adam.nu, momentum.trace):
+                assert {path: server(leaf) for path, leaf in nnx.to_flat_state(kept)} == of_model
+        """,
+        env=ENVIRONMENT,
+    )

@@ -15,11 +15,13 @@ What is changed in NNX, all of it here:
 | `Pytree._check_valid_context`, `_setattr` | a step may take objects from outside apart, but not set their attributes |
 | `PytreeState.__init__` | objects that outlive a step belong to no trace |
 | `tracers.current_jax_trace` | a gradient tape is no level of tracing, and a replica that runs eagerly is one |
+| `Optimizer.__init__` | what it keeps of a variable lies with that, where variables are in several places |
 | `metrics.Welford.update` | refused in replicas, the results of which cannot be added up |
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import types
 import warnings
@@ -84,6 +86,7 @@ def join() -> None:
     tree._replicax_leaf = lambda node: view.has_ours(node)
     tree._tracked = lambda node: nested_state(nnx.state(node, variable))
     nnx.State._tracked = nested_state  # type: ignore[attr-defined]
+    foreign_state.wrap(nnx.Optimizer, "__init__", view.init_optimizer)
     foreign_state.wrap(nnx.metrics.Welford, "update", _update_welford)
     tracers.current_jax_trace = _current_trace(tracers.current_jax_trace)
 
@@ -132,10 +135,11 @@ def _first_only(value: jax.Array, replica: jax.Array | int) -> jax.Array:
 class _Fresh:
     """A value that was made under a strategy, and that no step has met."""
 
-    __slots__ = ("strategy", "value")
+    __slots__ = ("of", "strategy", "value")
 
     def __init__(self, value: Tree, strategy: _context.StrategyLike):
         self.value, self.strategy = value, strategy
+        self.of: nnx.Variable | None = None  # the variable whose optimizer keeps it
 
 
 class _Held:
@@ -235,7 +239,10 @@ class _View:
                 return content
             kind = next(kind for cls, kind in self._kinds if isinstance(variable, cls))
             if kind is not None:
-                with creators.outside(content.strategy):
+                beside: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+                if content.of is not None and (of := self.variable(content.of)) is not None:
+                    beside = content.strategy.extended._colocate_state(of)
+                with creators.outside(content.strategy), beside:
                     new = _new_variable(variable, content.value, kind)
                     held = _Held(new, kind)
                     if kind.of_replica is not None:
@@ -253,6 +260,23 @@ class _View:
         content = self._slot.__get__(variable)
         if type(content) is _Fresh and content.strategy.extended._worker.size > 1:
             self._settled(variable)
+
+    def init_optimizer(self, init: Original, optimizer: nnx.Optimizer, *args: Any, **kwargs: Any) -> None:
+        """Makes an optimizer, and notes of which variables the leaves of its state are: their paths end alike."""
+        from flax import nnx
+
+        init(optimizer, *args, **kwargs)
+        graph = {"graph": kwargs["graph"]} if "graph" in kwargs else {}
+        state = nnx.state(kwargs["model"] if "model" in kwargs else args[0], optimizer.wrt, **graph)
+        variables = dict(jax.tree.leaves_with_path(state, is_leaf=self._is_variable))
+        for path, slot in jax.tree.leaves_with_path(optimizer.opt_state, is_leaf=self._is_variable):
+            content = self._slot.__get__(slot) if self._is_variable(slot) else None
+            if type(content) is _Fresh:
+                ends = (variables.get(path[start:]) for start in range(len(path)))
+                content.of = next((of for of in ends if of is not None), None)
+
+    def _is_variable(self, node: object) -> bool:
+        return isinstance(node, self._class)
 
     def set_value(self, set_value: Original, variable: nnx.Variable, value: Tree, **kwargs: object) -> None:
         """Sets the value or, with `index`, an item of it, which is not kept by itself."""

@@ -114,7 +114,7 @@ class ParameterServerExtended(SingleReplicaExtended):
         near = self._near[-1].parts(path, shape) if self._near else None
         if near is not None:
             return near
-        if self._near or self._partitioner is None or not shape or not may_be_divided:
+        if self._partitioner is None or not shape or not may_be_divided:
             return self._cluster.in_turn(shape)
         counts = list(self._partitioner(TensorShape(shape), array.dtype))
         if len(counts) != len(shape) or counts[0] < 1 or any(count != 1 for count in counts[1:]):
