@@ -206,14 +206,18 @@ def test_a_task_that_does_not_come_up_is_named_with_the_reason(run):
         """)
 
 
-def test_the_time_after_which_a_stopped_task_is_lost_can_be_longer(monkeypatch):
+def test_the_time_after_which_a_stopped_task_is_lost_can_be_longer_on_both_sides(monkeypatch):
     from replicax._transport import grpc_settings
 
-    def silence() -> int:
-        return dict(grpc_settings.of_greetings())["grpc.keepalive_timeout_ms"]
+    def silences() -> list[int]:
+        of = grpc_settings.of_greetings(), grpc_settings.of_calls(), grpc_settings.of_server()
+        found = [dict(options) for options in of]
+        names = "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"
+        assert all(len({options[name] for name in names}) == 1 for options in found)
+        return [options[names[0]] for options in found]
 
     monkeypatch.delenv("REPLICAX_HEARTBEAT_TIMEOUT", raising=False)
-    assert silence() == 3000
-    for seconds, found in (("2", 3000), ("60", 58_000), ("none", 2**31 - 1)):
+    assert silences() == [3000, 20_000, 20_000]
+    for seconds, found in (("2", [3000, 20_000, 20_000]), ("60", [58_000] * 3), ("1e9", [2**31 - 1] * 3)):
         monkeypatch.setenv("REPLICAX_HEARTBEAT_TIMEOUT", seconds)
-        assert silence() == found
+        assert silences() == found

@@ -135,7 +135,7 @@ def test_who_has_the_secret_and_sends_no_message_of_ours_ends_nothing(run_python
             from replicax._transport import grpc_settings
             from replicax._transport.peer import connect
             credentials = grpc_settings.channel_credentials(SECRET.encode())
-            with grpc.secure_channel(other.address, credentials, grpc_settings.CALLS) as channel:
+            with grpc.secure_channel(other.address, credentials, grpc_settings.of_calls()) as channel:
                 for data in (b"", b"\\xff" * 100, struct.pack("<I", 1 << 31), b"\\2\\0\\0\\0{}", b"\\2\\0\\0\\0[]"):
                     error = raised(lambda: list(channel.stream_stream("/replicax.Tasks/lane")(iter([data]))))
                     assert error.code() == grpc.StatusCode.UNKNOWN, error

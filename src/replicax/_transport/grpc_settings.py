@@ -18,11 +18,14 @@ GREETING = "replicax-greeting-bin"  # the metadata in which a service answers a 
 
 # A task that does not answer within a ping's interval and _SILENCE is taken for dead. gRPC answers pings in threads of
 # its own, without Python's lock, so that a task which computes for minutes is alive; one that is stopped (SIGSTOP) is
-# not. Pings wait behind what was sent before them, so those of connections with arrays have much more time.
-_PING, _SILENCE, _MUCH, _NEVER = 2000, 3000, 20_000, 2**31 - 1  # milliseconds
+# not. Pings wait behind what was sent before them, so those of connections with arrays have much more time, and so have
+# those of a service, which is one for all of its connections. REPLICAX_HEARTBEAT_TIMEOUT gives each of them more.
+_PING, _SILENCE, _MUCH, _MOST = 2000, 3000, 20_000, 2**31 - 1  # milliseconds
 
 
-def _options(silence: int) -> list[tuple[str, Any]]:
+def _keepalive(least: int) -> list[tuple[str, Any]]:
+    seconds = seconds_from_environment(HEARTBEAT, 0.0) or 0.0
+    silence = min(max(least, int(seconds * 1000) - _PING), _MOST)
     return [
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1),
@@ -45,15 +48,21 @@ _OF_CHANNELS: list[tuple[str, Any]] = [
     ("grpc.use_local_subchannel_pool", 1),  # each channel has a connection of its own
     ("grpc.ssl_target_name_override", HOST_NAME),
 ]
-SERVER = [*_options(_MUCH), ("grpc.so_reuseport", 0)]
-CALLS = [*_options(_MUCH), *_OF_CHANNELS]
+
+
+def of_server() -> list[tuple[str, Any]]:
+    """Returns the options of a service."""
+    return [*_keepalive(_MUCH), ("grpc.so_reuseport", 0)]
+
+
+def of_calls() -> list[tuple[str, Any]]:
+    """Returns the options of a channel for calls."""
+    return [*_keepalive(_MUCH), *_OF_CHANNELS]
 
 
 def of_greetings() -> list[tuple[str, Any]]:
-    """Returns the options of a channel for greetings. `REPLICAX_HEARTBEAT_TIMEOUT` gives the other side more time."""
-    seconds = seconds_from_environment(HEARTBEAT, 0.0, or_none=True)
-    silence = _NEVER if seconds is None else max(_SILENCE, int(seconds * 1000) - _PING)
-    return [*_options(silence), *_OF_CHANNELS]
+    """Returns the options of a channel for greetings, by which a caller notices that a task is lost."""
+    return [*_keepalive(_SILENCE), *_OF_CHANNELS]
 
 
 def grpc() -> Any:

@@ -212,7 +212,7 @@ class _RemoteLink(_Link):
         told = {**versions(), "link": self._name}
         self._greeting = channels.greet(json.dumps(told).encode(), wait_for_ready=wait)
         super().__init__(self._greeted(timeout))
-        self._calls = channels.made(grpc_settings.CALLS)
+        self._calls = channels.made(grpc_settings.of_calls())
         self._lane = self._calls.stream_stream(f"/{grpc_settings.SERVICE}/lane")
         self._lanes: list[_Lane] = []  # those over which no call is under way
         self._greeting.add_done_callback(lambda ended: self.end(self._failure(ended)))

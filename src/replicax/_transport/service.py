@@ -77,7 +77,7 @@ class Service:
         self._callers: dict[str, Caller] = {}
         self._threads = grpc_settings.Threads("replicax-service")
         grpc = grpc_settings.grpc()
-        self._server = grpc.server(self._threads, options=grpc_settings.SERVER)
+        self._server = grpc.server(self._threads, options=grpc_settings.of_server())
         self._server.add_generic_rpc_handlers(
             [
                 grpc.method_handlers_generic_handler(
