@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import signal
 import sys
 import threading
@@ -367,3 +368,26 @@ def test_without_orbax_the_handler_is_refused_and_not_the_save(tmp_path, monkeyp
     with pytest.raises(ImportError, match="written by Orbax"):
         made(tmp_path)
     made(tmp_path, save_fn=lambda: None)
+
+
+@pytest.mark.parametrize("interrupt_at", [0, 2, 4])
+def test_random_numbers_that_are_drawn_between_the_steps_go_on_with_what_came_of_them(interrupt_at, tmp_path):
+    """They are saved as they are when the state is saved, and not as they were before that part of the program."""
+
+    def train(folder, interrupt_at=None):
+        rng, rate, rates = random.Random(3), rx.Variable(0.0), []
+        handler = Handler(None, rx.train.Checkpoint(rate=rate, random=rx.train.RandomState(rng)), folder)
+        while handler.total_run_calls < 6:
+            if handler.total_run_calls == interrupt_at:
+                notice()
+                interrupt_at = None
+            try:
+                handler.run(lambda: rates.append((float(rate), rng.random())))
+            except SystemExit:
+                return rates
+            rate.assign(rng.random())
+        return rates
+
+    whole = train(tmp_path / "whole")
+    assert len(set(whole)) == 6
+    assert train(tmp_path / "ended", interrupt_at) + train(tmp_path / "ended") == whole

@@ -230,7 +230,7 @@ class Checkpoint:
         """Has iterators saved where they stand now, until this is cleared."""
         leaves = [node.leaf for node in object_graph.graph_of(self._roots())]
         for leaf in leaves:
-            if isinstance(leaf, PositionLeaf):
+            if isinstance(leaf, PositionLeaf) and hasattr(leaf.owner, "__next__"):  # not a RandomState
                 self._kept_positions[leaf.identity] = leaf, leaf.packed()
 
     def _write(self, path: str, then: OnWritten | None = None) -> None:
