@@ -335,8 +335,7 @@ def test_a_watcher_on_every_worker_hears_of_a_notice(folder):
     while watcher.preemption_message is None:
         time.sleep(0.01)
     print(watcher.preemption_message, flush=True)
-    if me == 0:
-        watcher.block_until_worker_exit()
+    watcher.block_until_worker_exit()  # on all workers
     """
     with job(folder, program, count=2) as workers:
         workers.wait_for("ready")

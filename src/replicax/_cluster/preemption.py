@@ -7,7 +7,6 @@ import http.client
 import jax
 
 from replicax._cluster import gce
-from replicax._job import state
 from replicax._job.agree_on_step import GATE
 from replicax._job.notices import Look, Notice, Watch
 
@@ -51,7 +50,6 @@ class PreemptionWatcher:
     >>> watcher = rx.experimental.PreemptionWatcher()
     >>> watcher.preemption_message is None
     True
-    >>> watcher.block_until_worker_exit()  # returns at once: nothing was noticed
     """
 
     def __init__(self) -> None:
@@ -64,13 +62,7 @@ class PreemptionWatcher:
         return next(iter(GATE.notices[self._known :]), None)
 
     def block_until_worker_exit(self) -> None:
-        """Waits until the other workers of the job have ended; returns at once without a job, or before any notice.
+        """Returns at once: no process of a job connects to workers, so that none could come back to one that is ending.
 
-        A worker other than 0 waits for worker 0.
+        TensorFlow's waits for that on TPUs alone.
         """
-        monitor = state.monitor()
-        if monitor is None or self.preemption_message is None:
-            return
-        others = [peer for index, peer in monitor.peers.items() if index != monitor.process_id]
-        while not all(peer.gone for peer in others) and not monitor.over.wait(0.1):
-            pass
