@@ -45,28 +45,35 @@ def test_another_secret_and_plain_text_are_refused_and_both_sides_say_so(run_pyt
         assert "PEER_DID_NOT_RETURN_A_CERTIFICATE" in done.stderr or "WRONG_VERSION_NUMBER" in done.stderr
 
 
-def test_another_version_is_refused_and_both_sides_say_which(run_python):
+SHOWN = {"jax": "JAX", "python": "Python"}
+
+
+@pytest.mark.parametrize("kind", ["jax", "python"])
+def test_another_version_is_refused_and_both_sides_say_which(run_python, kind):
+    """Python's too: functions travel as its bytecode, and that of another version can crash it."""
     done = run_python(
         """
+        import os
+        kind, name = os.environ["KIND"], os.environ["SHOWN"]
         from tasks import echo, raised, task
         with task({"echo": echo}, name="ps 0") as other:
-            import jax
             from replicax._transport import peer as peers
             from replicax._transport.errors import Refused
             own = peers.versions()
-            peers.versions = lambda: {**own, "jax": "0.0.1"}
+            peers.versions = lambda: {**own, kind: "0.0.1"}
             peer = peers.connect(other.address)
             error = raised(lambda: peer.call("echo"))
-            assert isinstance(error, Refused) and f"JAX {jax.__version__}, the task that calls it" in str(error), error
-            assert "JAX 0.0.1" in str(error) and "ps 0" in str(error), error
+            assert isinstance(error, Refused) and "ps 0" in str(error), error
+            here, there = str(error).split(", the task that calls it has ")
+            assert f"{name} {own[kind]}" in here and f"{name} 0.0.1" in there, error
             peers.versions = lambda: own
             assert peer.call("echo") == ({}, [])
             peer.close()
         """,
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, "KIND": kind, "SHOWN": SHOWN[kind]},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "was refused: ps 0 (" in done.stderr and "JAX 0.0.1" in done.stderr
+    assert "was refused: ps 0 (" in done.stderr and f"{SHOWN[kind]} 0.0.1" in done.stderr
 
 
 def test_rubbish_at_the_port_is_ignored(run_python):

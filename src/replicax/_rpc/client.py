@@ -131,7 +131,7 @@ class Client:
         Raises:
             ValueError: another layer than "grpc".
             DeadlineExceededError: no server answered in time.
-            JobError: the server has another secret, or another version of replicax or JAX.
+            JobError: the server has another secret, or another version of replicax, JAX or Python.
         """
         if rpc_layer != "grpc":
             raise ValueError("Only GRPC backend is supported at the moment.")

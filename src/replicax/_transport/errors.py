@@ -24,7 +24,7 @@ class TimedOut(DeadlineExceededError):
 
 
 class Refused(JobError):
-    """The other task does not take calls of this one: another secret, or another version of replicax or JAX."""
+    """The other task does not take calls of this one: another secret, or another version of replicax, JAX or Python."""
 
 
 class NotSent(RuntimeError):

@@ -37,8 +37,9 @@ def _key(address: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Returns what must be equal on both sides of a connection."""
-    return {"replicax": own_version(), "jax": jax.__version__}
+    """Returns what must be equal on both sides of a connection: Python too, since it reads pickled functions' code."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return {"replicax": own_version(), "jax": jax.__version__, "python": python}
 
 
 class Service:
@@ -190,4 +191,4 @@ class Service:
 
 
 def _listed(found: Mapping[str, str | None]) -> str:
-    return f"replicax {found['replicax']} and JAX {found['jax']}"
+    return f"replicax {found['replicax']}, JAX {found['jax']} and Python {found['python']}"
