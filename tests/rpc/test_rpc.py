@@ -49,6 +49,8 @@ SERVER = """
         server.register("table", rx.function(lambda: table))
         server.register("bfloat16", rx.function(lambda x: x, input_signature=[rx.TensorSpec([None], jnp.bfloat16)]))
         server.register("large", rx.function(lambda x: x + 1, input_signature=[rx.TensorSpec([None])]))
+        pair, other = Pair(number, [number]), {"v": number, "u": number}
+        server.register("pair", rx.function(lambda p, d: p.first + p.second[0] + d["u"], input_signature=[pair, other]))
         server.register("rounds", rx.function(rounds, input_signature=[number]))
         server.register("loop", rx.function(loop, input_signature=[rx.TensorSpec([])]))
         server.start()
@@ -67,7 +69,7 @@ def test_values_structures_and_variables_of_a_server_in_another_process(run):
     with started(serve) as server:
         import jax, jax.numpy as jnp, numpy as np
         client = rpc.Client.create("grpc", server.address, timeout_in_ms=60_000)
-        names = ["add", "bfloat16", "bump", "concrete", "large", "loop", "nested", "nothing", "rounds", "table"]
+        names = ["add", "bfloat16", "bump", "concrete", "large", "loop", "nested", "nothing", "pair", "rounds", "table"]
         assert client.list() == names and all(hasattr(client, name + "_blocking") for name in names)
         result = client.call("add", args=[jnp.int32(2), 3], output_specs=rx.TensorSpec([], "int32"))
         assert result.is_ok() and isinstance(result.is_ok(), jax.Array) and result.get_value() == 5
@@ -88,6 +90,24 @@ def test_values_structures_and_variables_of_a_server_in_another_process(run):
         specs = {"a": (rx.TensorSpec([], "int32"), rx.TensorSpec([], "int32")), "b": [rx.TensorSpec([2])]}
         packed = client.call("nested", [{"v": jnp.ones(2), "u": [7]}], specs).get_value()
         assert packed["b"][0].tolist() == [2, 2] and packed["a"][0] == 7
+    """)
+
+
+@pytest.mark.parametrize("way", ["another process", "this one"])
+def test_a_function_takes_named_tuples(run, way):
+    run(f"""
+    import collections, contextlib, types
+    here = contextlib.nullcontext(types.SimpleNamespace(address=serve())) if {way == "this one"} else started(serve)
+    with here as server:
+        Pair = collections.namedtuple("Pair", "first second")
+        Other = collections.namedtuple("Other", "first second")
+        client = rpc.Client.create("grpc", server.address, timeout_in_ms=60_000)
+        for last in ({{"u": 4, "v": 5}}, {{"v": 5, "u": 4}}):
+            assert client.pair_blocking(Pair(1, [2]), last) == 7
+        assert client.call("pair", [Pair(1, [2]), last], rx.TensorSpec([], "int32")).get_value() == 7
+        for wrong in (Other(1, [2]), (1, [2]), Pair(1, (2,)), Pair(1, 2), 1):
+            error = raised(lambda: client.pair_blocking(wrong, last))
+            assert type(error) is ValueError and "nested structure as what it takes, (Pair(first=0" in str(error), error
     """)
 
 

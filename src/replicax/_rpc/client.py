@@ -19,7 +19,7 @@ from replicax._base.errors import DeadlineExceededError, InvalidArgumentError, R
 from replicax._base.messages import received
 from replicax._base.types import Leaf, Tree
 from replicax._data.elements import as_strings
-from replicax._rpc.structures import is_leaf, leaves, rebuilt
+from replicax._rpc.structures import described, is_leaf, leaves, rebuilt
 from replicax._tracing import frames
 from replicax._transport.errors import TimedOut, text_of
 from replicax._transport.grpc_settings import Threads
@@ -242,9 +242,12 @@ def _close(peer: Peer, threads: Threads) -> None:
 def _fitting(method: str, args: tuple[Tree, ...], takes: Any) -> list[Leaf]:
     """Returns the tensors of arguments, if they have the structure that a function takes."""
     values = leaves(args)
-    wanted = rebuilt(takes, range(_MOST))
-    found: object = jax.tree.structure(args, is_leaf=is_leaf)
-    if found != jax.tree.structure(wanted):
+    try:
+        fits = described(args) == takes
+    except TypeError:  # such as a dataclass, which no function takes
+        fits = False
+    if not fits:
+        wanted = rebuilt(takes, range(_MOST))
         raise ValueError(
             f"The arguments of {method!r} don't have the same nested structure as what it takes, {wanted}, in which "
             f"numbers stand for tensors; got {len(values)} tensors in {received(args)}."

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from replicax._base.errors import FailedPreconditionError, InvalidArgumentError
@@ -16,7 +17,7 @@ from replicax._base.specs import TensorSpec
 from replicax._base.types import Leaf, Tree
 from replicax._engine.concrete_function import ConcreteFunction
 from replicax._engine.function import Function, is_function
-from replicax._rpc.structures import described, leaves, rebuilt
+from replicax._rpc.structures import described, is_leaf, leaves
 from replicax._tracing import frames
 from replicax._transport.handlers import Answer, Request
 from replicax._transport.service import Service
@@ -122,6 +123,7 @@ class _Registered:
         self.name = name
         self.specs: list[TensorSpec] = leaves(takes)
         self.takes = described(takes)
+        self._tree = jax.tree.structure(takes, is_leaf=is_leaf)
         self._function = function
         if leaves(by_name) or not all(isinstance(spec, TensorSpec) for spec in self.specs):
             raise ValueError(f"Clients give tensors by position alone; {function!r} takes other arguments, too.")
@@ -132,7 +134,7 @@ class _Registered:
         for index, (tensor, spec) in enumerate(zip(tensors, self.specs)):
             if not spec.is_compatible_with(found := TensorSpec(np.shape(tensor), tensor.dtype)):
                 raise InvalidArgumentError(f"Argument {index} of {self.name!r} is {spec}, got {found}.")
-        return self._function(*rebuilt(self.takes, tensors))
+        return self._function(*jax.tree.unflatten(self._tree, tensors))
 
 
 def _has_parameters(function: Function) -> bool:

@@ -51,7 +51,10 @@ def _described(part: Tree) -> Any:
 
 
 def rebuilt(description: Any, values: Sequence[Leaf]) -> Tree:
-    """Returns the structure that `described` has described, with these leaves."""
+    """Returns the structure that `described` has described, with these leaves.
+
+    Named tuples have a class of their own, which is no pytree of the class that was described.
+    """
     if description is None:
         return None
     if isinstance(description, int):
