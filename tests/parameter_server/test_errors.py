@@ -7,6 +7,10 @@ from ps_clusters import ENVIRONMENT
 
 import replicax as rx
 from replicax._base import errors
+from replicax._base.errors import CancelledError
+from replicax._parameter_server import closures
+from replicax._parameter_server.numbers import Numbers
+from replicax._parameter_server.remote_value import RemoteValueImpl
 
 HEAD = """
     import gc, threading
@@ -162,3 +166,88 @@ def test_what_a_server_answers_says_once_what_to_do(run):
             assert kind == "UnavailableError" and text.count("tart the") == 1, text
             assert text.startswith("Parameter server 0 at "), text
     """)
+
+
+def test_a_closure_that_may_have_run_runs_again_after_anothers_error(run):
+    run("""
+        from replicax._parameter_server import execution
+        from replicax._transport.errors import Unreachable
+        with Cluster(workers=2, servers=1) as cluster:
+            co = cluster.coordinator
+            with cluster.strategy.scope():
+                v = rx.Variable(0)
+            @rx.function
+            def adds():
+                v.assign_add(1)
+                return v.value()
+            @rx.function
+            def fails():
+                tf.debugging.assert_equal(v.value(), 55)
+            computed, cut, goes_on = threading.Event(), threading.Event(), threading.Event()
+            real, late = execution.update, []
+            def update(plan, *args):
+                if " adds" in plan.key and not computed.is_set():  # of the worker that is about to be cut off
+                    computed.set()
+                    goes_on.wait()
+                    try:
+                        return real(plan, *args)
+                    finally:
+                        late.append(True)
+                return real(plan, *args)
+            execution.update = update
+            calls, threads = [], []
+            def cutting(call):
+                def cut_off(method, head={}, arrays=(), **options):
+                    if method == "worker.run" and " adds" in head["plan"] and not threads:
+                        threads.append(threading.Thread(target=lambda: raised(call, method, head, arrays, **options)))
+                        threads[0].start()
+                        cut.wait()
+                        raise Unreachable("cut off")
+                    return call(method, head, arrays, **options)
+                return cut_off
+            for link in co._links:
+                link._peer.call = cutting(link._peer.call)
+            first = co.schedule(adds)
+            computed.wait()
+            assert raised(co.schedule(fails).fetch)[0] == "InvalidArgumentError"
+            assert co.done() is False, "something runs, and the error comes out when nothing does"
+            cut.set()
+            assert raised(co.join)[0] == "InvalidArgumentError"
+            assert first.fetch() == 1 and v.numpy() == 1, "it ran again"
+            v.assign(100)
+            goes_on.set()
+            threads[0].join()
+            assert late and v.numpy() == 100, "what the first worker sends late is refused"
+            co.join()
+    """)
+
+
+def test_closures_that_come_back_keep_their_order_and_only_those_that_nobody_began_are_cancelled():
+    class Link:
+        running = 0
+
+    queue, link = closures.ClosureQueue(numbers := Numbers(), None), Link()
+    queue.joined(link)
+    scheduled = [closures.Closure(numbers.open(), RemoteValueImpl(queue.wait_for)) for _ in range(5)]
+    queue.put(scheduled)
+    taken = [queue.take(link) for _ in range(4)]
+    for number in (2, 0, 1):
+        taken[number].may_have_run = number != 0
+        queue.put_back(taken[number], link)
+    again = [queue.take(link) for _ in range(3)]
+    assert again == scheduled[:3]
+    for closure in (again[1], again[0], again[2]):
+        queue.put_back(closure, link)
+    queue.failed(taken[3], link, ValueError("it failed"))
+    assert not queue.is_done()
+    for number in (0, 4):
+        with pytest.raises(CancelledError):
+            scheduled[number].value.get()
+    for number in (1, 2):
+        assert queue.take(link) is scheduled[number]
+        queue.cancelled(scheduled[number], link)  # by a worker that knows of the error only
+        assert queue.take(link) is scheduled[number]
+        queue.ended(scheduled[number], link, lambda: "ended")
+    with pytest.raises(ValueError, match="it failed"):
+        queue.is_done()
+    assert queue.is_done() and scheduled[1].value.get() == "ended"

@@ -26,11 +26,13 @@ class Closure:
         number: by which parameter servers know it.
         value: its result, once it has ended.
         lost: how many workers were lost while they ran it.
+        may_have_run: whether one of them may have updated something.
     """
 
     def __init__(self, number: int, value: RemoteValueImpl):
         self.number, self.value = number, value
         self.lost = 0
+        self.may_have_run = False
 
 
 class Link(Protocol):
@@ -92,8 +94,10 @@ class ClosureQueue:
             self._raise(began)
 
     def is_done(self) -> bool:
-        """Returns whether all closures have ended; raises the error of one, once."""
+        """Returns whether all closures have ended; raises the error of one, once, when nothing runs any more."""
         with self._lock:
+            if self._error is not None and self._is_busy() and not self.stopped:
+                return False
             self._raise(time.monotonic())
             return not self._is_busy()
 
@@ -106,10 +110,10 @@ class ClosureQueue:
 
     def _raise(self, began: float) -> None:
         if self._error is not None and self._lost is None:
-            while self._running and not self.stopped:  # when the error comes out, nothing is under way any more
+            while self._is_busy() and not self.stopped:  # when the error comes out, nothing is under way any more
                 self._wait(began)
         if self._lost is not None:
-            raise self._lost
+            raise self._lost.with_traceback(None)  # else that of each call before would be part of it
         if self._stopped:
             raise CancelledError("The coordinator was closed.")
         if self._error is not None:
@@ -269,14 +273,19 @@ class ClosureQueue:
         return self.alone(Closure(-1, RemoteValueImpl(self.wait_for)))
 
     def put_back(self, closure: Closure, link: Link) -> None:
-        """Has a closure run again, before others."""
+        """Has a closure run again, before those that were scheduled after it.
+
+        After an error, it is cancelled only if no worker has begun it: else it may have updated something, and runs
+        again to its end, which servers notice.
+        """
         with self._lock:
             self._given_back(closure, link)
-            if self._error is not None or self.stopped:
+            if self.stopped or (self._error is not None and not closure.may_have_run):
                 self._cancel(closure)
             else:
-                self._waiting.appendleft(closure)
-                self._back.append(closure)
+                for closures in (self._waiting, self._back):
+                    later = (place for place, other in enumerate(closures) if other.number > closure.number)
+                    closures.insert(next(later, len(closures)), closure)
             self._wake()
 
     def ended(self, closure: Closure, link: Link, result: Callable[[], Tree]) -> None:
@@ -295,13 +304,16 @@ class ClosureQueue:
             closure.value._fail(error)
             self._error = self._error or error
             self.failures += 1
-            for other in self._waiting:
-                self._cancel(other)
-            self._waiting.clear()
+            waiting, self._waiting = self._waiting, deque(each for each in self._waiting if each.may_have_run)
+            for other in waiting:
+                if not other.may_have_run:
+                    self._cancel(other)
             self._wake_all()
 
     def cancelled(self, closure: Closure, link: Link) -> None:
         """Notes that a worker has left a closure out, since one before it failed."""
+        if closure.may_have_run:
+            return self.put_back(closure, link)
         with self._lock:
             self._given_back(closure, link)
             self._cancel(closure)

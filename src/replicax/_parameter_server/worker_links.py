@@ -210,6 +210,7 @@ class WorkerLink:
             try:
                 self._run(session, closure, begun)
             except BaseException as error:
+                closure.may_have_run |= isinstance(error, _Gone)
                 self._gave_up(session, closure, error)
 
     def _gave_up(self, session: _Session, closure: Closure, error: BaseException) -> None:
