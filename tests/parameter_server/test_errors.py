@@ -251,3 +251,39 @@ def test_closures_that_come_back_keep_their_order_and_only_those_that_nobody_beg
     with pytest.raises(ValueError, match="it failed"):
         queue.is_done()
     assert queue.is_done() and scheduled[1].value.get() == "ended"
+
+
+def test_an_error_that_is_raised_again_does_not_grow(run):
+    run("""
+        def frames(error):
+            count, tb = 0, error.__traceback__
+            while tb is not None:
+                count, tb = count + 1, tb.tb_next
+            return count
+        def counts(call):
+            found = []
+            for _ in range(20):
+                try:
+                    call()
+                except Exception as error:
+                    found.append(frames(error))
+            return found
+        with Cluster(workers=1, servers=1) as cluster:
+            co = cluster.coordinator
+            with cluster.strategy.scope():
+                v = rx.Variable(0)
+            @rx.function
+            def fails():
+                tf.debugging.assert_equal(v.value(), 55)
+            value = co.schedule(fails)
+            found = counts(value.fetch)
+            assert len(found) == 20 and len(set(found)) == 1, found
+            raised(co.join)
+            lost = threading.Event()
+            cluster.strategy._cluster.on_lost(lambda error: lost.set())
+            cluster._local[1]._service.stop()
+            lost.wait()
+            for call in (co.done, v.numpy):
+                found = counts(call)
+                assert len(found) == 20 and len(set(found[1:])) == 1, found
+    """)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -43,6 +43,7 @@ class RemoteValueImpl(RemoteValue):
         self._result: Tree = None
         self._make: Callable[[], Tree] | None = None  # makes the result, until somebody has asked for it
         self._error: BaseException | None = None
+        self._traceback: types.TracebackType | None = None  # of the error, before anybody was told
 
     def _set(self, make: Callable[[], Tree]) -> None:
         """Notes the end of the closure, and what makes its result, for which nobody may ask."""
@@ -52,15 +53,14 @@ class RemoteValueImpl(RemoteValue):
 
     def _fail(self, error: BaseException) -> None:
         if not self._ended.is_set():
-            self._error = error
+            self._error, self._traceback = error, error.__traceback__
             self._ended.set()
 
     def get(self) -> Tree:
         if not self._ended.is_set():
             self._wait(self._ended)
         if self._error is not None:
-            with _own_traceback(self._error) as error:
-                raise error
+            raise self._error.with_traceback(self._traceback)  # else that of each call before would be part of it
         if (make := self._make) is not None:
             self._result = make()
             self._make = None
@@ -89,16 +89,6 @@ class SeveralSteps(RemoteValue):
 
 
 OVER = object()  # the result of a step for which there were no elements left, behind others
-
-
-@contextlib.contextmanager
-def _own_traceback(error: BaseException) -> Iterator[BaseException]:
-    """Returns a context that raises an error which may be raised again: each time with the traceback of the first."""
-    before = error.__traceback__
-    try:
-        yield error
-    finally:
-        error.__traceback__ = before
 
 
 def _numpy(leaf: Leaf) -> Any:

@@ -122,7 +122,7 @@ class Servers:
 
     def _call(self, number: int, call: Call) -> Answer:
         if self.lost is not None:
-            raise self.lost
+            raise self.lost.with_traceback(None)  # else that of each call before would be part of it
         peer, method, head = self._peers[number], f"ps.{call.method}", {"owner": self._owner, **call.head}
         try:
             try:
