@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -61,13 +62,13 @@ def _messages_of_all(message: str) -> list[str]:
     return exchange.all_gather(message, "checkpoints")
 
 
-def _snapshot(nodes: Sequence[ObjectNode], together: bool, kept: Positions) -> _files.Saved:
+def _snapshot(nodes: Sequence[ObjectNode], together: bool, kept: Positions | None) -> _files.Saved:
     """Returns what is to be written. The arrays of a pytree become nodes below the object that has it."""
     saved: list[_files.NodeRecord] = [{"children": dict(node.children)} for node in nodes]
     arrays: dict[str, np.ndarray] = {}
     for number, node in enumerate(nodes):
         if isinstance(node.leaf, PositionLeaf):
-            _, position = kept.get(node.leaf.identity) or (node.leaf, node.leaf.packed())
+            _, position = (kept or {}).get(node.leaf.identity) or (node.leaf, node.leaf.packed())
             positions = _messages_of_all(position) if together else [position]
             saved[number]["key"] = key = key_of(node.names, POSITION)
             arrays[key] = np.frombuffer(json.dumps(positions).encode(), np.uint8)
@@ -173,14 +174,14 @@ class Checkpoint:
     """
 
     _attributes: dict[str, Leaf]
-    _kept_positions: Positions
+    _kept_positions: Positions | None  # of a handler that saves; None to save iterators where they stand
     _root: object
     _restoration: Restoration | None
 
     def __init__(self, root: object = None, **kwargs: object):
         foreign_state.join()
         report.begin()
-        vars(self).update(_attributes={}, _root=root, _restoration=None, _kept_positions={})
+        vars(self).update(_attributes={}, _root=root, _restoration=None, _kept_positions=None)
         if root is not None and not object_graph.has_children(root):
             raise ValueError(_not_trackable("root", root))
         names = object_graph.trackable_children(root) if root is not None else {}
@@ -226,12 +227,20 @@ class Checkpoint:
         counter: Variable = self._attributes["save_counter"]
         return counter
 
-    def _keep_positions(self) -> None:
-        """Has iterators saved where they stand now, until this is cleared."""
+    def _positions(self) -> Positions:
+        """Returns where iterators stand now."""
         leaves = [node.leaf for node in object_graph.graph_of(self._roots())]
-        for leaf in leaves:
-            if isinstance(leaf, PositionLeaf) and hasattr(leaf.owner, "__next__"):  # not a RandomState
-                self._kept_positions[leaf.identity] = leaf, leaf.packed()
+        of_iterators = [leaf for leaf in leaves if isinstance(leaf, PositionLeaf) and hasattr(leaf.owner, "__next__")]
+        return {leaf.identity: (leaf, leaf.packed()) for leaf in of_iterators}  # and of no RandomState
+
+    @contextlib.contextmanager
+    def _saving_at(self, positions: Positions | None) -> Iterator[None]:
+        """Returns a context in which iterators are saved at these positions; for None, where they stand."""
+        self._kept_positions = positions
+        try:
+            yield
+        finally:
+            self._kept_positions = None
 
     def _write(self, path: str, then: OnWritten | None = None) -> None:
         """Writes at this very path; then calls `then`, which adds it to the list of checkpoints."""

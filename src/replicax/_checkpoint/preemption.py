@@ -14,7 +14,7 @@ import numpy as np
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.messages import received
 from replicax._checkpoint import files
-from replicax._checkpoint.checkpoint import Checkpoint
+from replicax._checkpoint.checkpoint import Checkpoint, Positions
 from replicax._checkpoint.files import Path
 from replicax._checkpoint.manager import CheckpointManager
 from replicax._checkpoint.object_graph import PytreeLeaf
@@ -138,6 +138,7 @@ class PreemptionCheckpointHandler:
         if self._save_fn is None:
             files.orbax_checkpointer()  # takes seconds to import, or is not installed: not when there is no time left
         self._began, self._calls_before = time.monotonic(), self._calls.number
+        self._positions: Positions | None = None  # of iterators when the last call ended, if the next one is to save
         self._watch = Watch(_looks(config), float(config.grace_period or 0.0))
 
     @property
@@ -159,7 +160,7 @@ class PreemptionCheckpointHandler:
         result = distributed_train_function(*args, **kwargs)
         self._calls.number += 1
         if GATE.is_next_closed():
-            self._manager.checkpoint._keep_positions()
+            self._positions = self._manager.checkpoint._positions()
         return result
 
     def save_checkpoint_if_preempted(self, *args: object, **kwargs: object) -> None:
@@ -172,6 +173,7 @@ class PreemptionCheckpointHandler:
             **kwargs: for these.
         """
         self._calls.number += 1
+        self._positions = None  # those of a call of `run` before this step
         self._pass(*args, **kwargs)
 
     @contextlib.contextmanager
@@ -189,6 +191,7 @@ class PreemptionCheckpointHandler:
             raise self._watch.problems.pop()
         while not GATE.passes():
             self._stop(*args, **kwargs)
+        self._positions = None
 
     def _stop(self, *args: object, **kwargs: object) -> None:
         """Saves, and ends the program unless training goes on for a grace period."""
@@ -206,17 +209,15 @@ class PreemptionCheckpointHandler:
             sys.exit(RESTART_ON_GOOGLE_CLOUD if gce.on_google_cloud() else RESTART)
 
     def _save(self, *args: object, **kwargs: object) -> None:
-        if self._save_fn is not None:
-            self._save_fn(*args, **kwargs)
-            return
-        if len(args) < 2:
+        save: Callable[..., object] = self._manager.save if self._save_fn is None else self._save_fn
+        if self._save_fn is None and len(args) < 2:
             kwargs.setdefault("check_interval", False)
         self._calls._saved_together = True
         try:
-            self._manager.save(*args, **kwargs)  # type: ignore[arg-type]
+            with self._manager.checkpoint._saving_at(self._positions):
+                save(*args, **kwargs)
         finally:
             self._calls._saved_together = False
-        self._manager.checkpoint._kept_positions.clear()
 
 
 def _check_cluster(resolver: ClusterResolver | None) -> None:
