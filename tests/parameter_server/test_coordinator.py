@@ -461,3 +461,17 @@ def test_functions_of_datasets_know_their_worker_in_all_threads(run, processes):
                 for element, worker in co.fetch([co.schedule(step, args=(iterator,)) for _ in range(20)]):
                     assert element == worker
     """)
+
+
+def test_parts_of_a_sharded_variable_are_the_same_objects_each_time(run):
+    run("""
+        partitioner = rx.experimental.partitioners.FixedShardsPartitioner(2)
+        with Cluster(workers=1, servers=2, partitioner=partitioner) as cluster:
+            with cluster.strategy.scope():
+                table = rx.Variable(jnp.arange(8.0).reshape(4, 2))
+            assert all(one is other for one, other in zip(table.variables, table.variables))
+            with rx.GradientTape() as tape:
+                loss = sum(jnp.sum(part.value() ** 2) for part in table.variables)
+            found = tape.gradient(loss, table.variables)
+            assert np.concatenate(found).tolist() == (2 * table.numpy()).tolist(), found
+    """)

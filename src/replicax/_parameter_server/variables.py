@@ -157,10 +157,15 @@ class ShardedVariable(ServedVariable):
     each a variable.
     """
 
+    _made_parts: tuple[ServedStorage, list[PartVariable]] | None = None
+
     @property
     def variables(self) -> list[Variable]:
-        """The parts, each on one server."""
-        return [PartVariable._part(self, number) for number in range(len(self._storage.places[0].parts))]
+        """The parts, each on one server: the same objects each time, as tapes and optimizers know variables by that."""
+        if self._made_parts is None or self._made_parts[0] is not self._storage:  # it is a copy's own then
+            count = len(self._storage.places[0].parts)
+            self._made_parts = self._storage, [PartVariable._part(self, number) for number in range(count)]
+        return [*self._made_parts[1]]
 
     def __iter__(self) -> Iterator[Variable]:  # type: ignore[override]
         return iter(self.variables)
@@ -172,6 +177,9 @@ class ShardedVariable(ServedVariable):
         return self.value()[key]
 
 
+_OWN = ("_storage", "_made_parts")  # attributes of a sharded variable that its parts do not have
+
+
 class PartVariable(ServedVariable):
     """One part of a sharded variable. In compiled code it is rows of the whole."""
 
@@ -181,7 +189,7 @@ class PartVariable(ServedVariable):
     @classmethod
     def _part(cls, whole: ShardedVariable, number: int) -> PartVariable:
         self = cls.__new__(cls)
-        self.__dict__.update({name: value for name, value in whole.__dict__.items() if name != "_storage"})
+        self.__dict__.update({name: value for name, value in whole.__dict__.items() if name not in _OWN})
         place = whole._storage.places[0]
         part = place.part(number)
         self._whole, self._start, self._types = whole, place.parts[number].start, [part.kind]
