@@ -183,3 +183,41 @@ def test_prefetch_in_the_middle_and_in_every_part():
     inner = lambda i: R(3).map(lambda x: x + 10 * i).prefetch(2)  # noqa: E731
     expected = listed(R(4).interleave(lambda i: R(3).map(lambda x: x + 10 * i), cycle_length=2))
     assert listed(R(4).interleave(inner, cycle_length=2).prefetch(1)) == expected
+
+
+def _shuffled():
+    return R(6).shuffle(6, seed=4).map(lambda x: x)
+
+
+AHEAD = {
+    "parts that are read to their end, or not": lambda ahead: ahead(_shuffled().repeat(2)).take(5).repeat(3),
+    "several in one another": lambda ahead: ahead(ahead(_shuffled().repeat()).take(8).repeat()).take(30).repeat(2),
+    "beside a shorter one": lambda ahead: Dataset.zip(R(10), ahead(_shuffled().repeat())).map(lambda a, b: b).repeat(3),
+    "one behind the other": lambda ahead: ahead(_shuffled()).concatenate(ahead(_shuffled()).take(3)).repeat(3),
+}
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_orders_do_not_depend_on_how_far_a_thread_reads_ahead(name):
+    """With a thread there are the elements that there are without one, also after a position is restored."""
+    alone, ahead = AHEAD[name](lambda dataset: dataset), AHEAD[name](lambda dataset: dataset.prefetch(4))
+    for _ in range(3):  # each reading has another order
+        expected = [int(x) for x in alone]
+        iterator, found, states = iter(ahead), [], []
+        for element in iterator:
+            found.append(int(element))
+            states.append(iterator.save_state())
+        assert found == expected
+        for start in (1, 7, len(found) // 2, len(found) - 1):
+            again = iter(AHEAD[name](lambda dataset: dataset.prefetch(4)))
+            again.restore_state(states[start - 1])
+            assert [int(x) for x in again] == found[start:], start
+
+
+def test_orders_of_later_readings_do_not_depend_on_how_far_a_thread_has_read_ahead():
+    def first_of_each(dataset):
+        return [[int(next(iterator)) for _ in range(4)] for _ in range(3) for iterator in [iter(dataset)]]
+
+    alone = first_of_each(_shuffled().repeat())
+    assert first_of_each(_shuffled().repeat().prefetch(8)) == alone
+    assert len({tuple(order) for order in alone}) > 1

@@ -154,8 +154,8 @@ def _iterators(covered: set[int]) -> Iterator[Uncovered]:
             sources[unsure] = Uncovered("source", what, unsure.origin.place, advice)
     yield from sources.values()
     for seeds, origin in reading.living_seeds:
-        if seeds.passes and not seeds.inner and (seeds.reshuffle or seeds.by_chance) and id(seeds) not in counted:
-            what = f"the number of passes over a shuffled dataset, {seeds.passes}, and its seed"
+        if seeds.readings and not seeds.inner and (seeds.reshuffle or seeds.by_chance) and id(seeds) not in counted:
+            what = f"the number of passes over a shuffled dataset, {seeds.readings}, and its seed"
             advice = "Give the Checkpoint an iterator over the dataset; one over `dataset.repeat()` serves all epochs."
             yield Uncovered("shuffle", what, origin.place, advice)
 

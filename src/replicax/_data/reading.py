@@ -28,7 +28,8 @@ from replicax._data.skipping import Skip
 # The state of a node or of a reading: what JSON can write.
 State: TypeAlias = Any
 
-_FORMAT = "replicax dataset iterator 2"
+_PARTS = 1 << 40  # numbers of parts that are behind each other; those of others count from 0
+_FORMAT = "replicax dataset iterator 3"
 
 
 class StatefulNode:
@@ -81,10 +82,9 @@ class Reading:
         self.ignored: Callable[[Exception], None] | None = None
         self.skip: Skip | None = None
         self.nodes = tuple(nodes)
-        # The state of each node when this reading first came to it, and how many passes of each shuffle it has drawn.
+        # The state of each node when this reading first came to it.
         self._begun: weakref.WeakKeyDictionary[StatefulNode, State] = weakref.WeakKeyDictionary()
-        self._passes: weakref.WeakKeyDictionary[StatefulNode, int] = weakref.WeakKeyDictionary()
-        self._numbers = itertools.count()
+        self._start_counting()
         self._repeats = saved is not None
         if saved is None:
             saved = {"entropy": np.random.SeedSequence().entropy, "path": [], "met": {}}
@@ -103,10 +103,27 @@ class Reading:
 
     def child(self, share: tuple[int, int] | None = None) -> Reading:
         """Returns a part of this reading: of a dataset that a function made, or one to fill a cache."""
-        child = copy.copy(self)
+        child = self._at(next(self._numbers))
         child.share = self.share if share is None else share
-        child._path, child._numbers = [*self._path, next(self._numbers)], itertools.count()
         return child
+
+    def part(self, number: int) -> Reading:
+        """Returns the part of this reading that reads one of several datasets behind each other.
+
+        The orders of shuffles follow from where in a reading they stand, and not from what has been read before: a
+        thread that reads ahead may or may not have begun the part before.
+        """
+        return self._at(_PARTS + number)
+
+    def _at(self, place: int) -> Reading:
+        part = copy.copy(self)
+        part._path = [*self._path, place]
+        part._start_counting()
+        return part
+
+    def _start_counting(self) -> None:
+        self._numbers = itertools.count()
+        self._passes: weakref.WeakKeyDictionary[StatefulNode, int] = weakref.WeakKeyDictionary()
 
     def with_errors(self, ignored: Callable[[Exception], None] | None) -> Reading:
         """Returns this reading, in which exceptions go to `ignored` or, for None, are raised."""
@@ -143,17 +160,17 @@ class Reading:
             self._met[key] = node.state()
 
     def generator(self, node: Seeds) -> np.random.Generator:
-        """Returns the random numbers of this reading's next pass over a shuffle."""
-        seed, number = self.now(node)
+        """Returns the random numbers of the next pass over a shuffle in this place of the reading."""
+        seed, number = self.begin(node)
+        again = self._passes.get(node, 0)
         if not self.probing:
-            self._passes[node] = self._passes.get(node, 0) + 1
-            node.passes = max(node.passes, number + 1)
-        return _Numbers(np.random.PCG64([seed, number if node.reshuffle else 0]))
+            self._passes[node] = again + 1
+            node.readings = max(node.readings, number + 1)
+        return _Numbers(np.random.PCG64([seed, number, *self._path, again] if node.reshuffle else seed))
 
     def now(self, node: StatefulNode) -> State:
         """Returns the state of `node` as this reading sees it now."""
-        state = self.begin(node)
-        return [state[0], state[1] + self._passes.get(node, 0)] if isinstance(node, Seeds) else node.state()
+        return self.begin(node) if isinstance(node, Seeds) else node.state()
 
     def state(self) -> dict[str, State]:
         """Returns what another reading needs to repeat this one."""
@@ -227,25 +244,29 @@ living_seeds: Living[Seeds] = Living()
 
 
 class Seeds(StatefulNode):
-    """The seeds of a dataset's passes: a new one for each, unless `reshuffle` is False."""
+    """The seeds of a dataset's orders: others in each reading and in each of its parts, unless `reshuffle` is False.
+
+    Attributes:
+        readings: how many have begun.
+    """
 
     def __init__(self, seed: int | None, reshuffle: bool = True):
         seed = _default_seed() if seed is None else seed
         self._seed = None if seed is None else int(seed) % 2**64
-        self.passes, self.reshuffle = 0, reshuffle
+        self.readings, self.reshuffle = 0, reshuffle
         self.by_chance = seed is None
         self.inner = bool(advancing.locks)  # whether a function of a dataset makes it
         self.first = self.state()
         living_seeds.add(self)
 
     def state(self) -> State:
-        return [self._seed, self.passes]
+        return [self._seed, self.readings]
 
     def fits(self, state: State) -> bool:
         return isinstance(state, list) and [type(part) for part in state] == [int, int]
 
     def restore(self, state: State) -> None:
-        self._seed, self.passes = state
+        self._seed, self.readings = state
 
     def draw(self, entropy: np.random.SeedSequence) -> None:
         if self._seed is None:

@@ -171,9 +171,9 @@ def repeat_rows(order: RowOrder, count: int) -> RowOrder:
     """Returns the order of `count` passes; of passes without end where that is negative."""
 
     def again(reading: Reading) -> Iterator[np.ndarray]:
-        for _ in itertools.repeat(None) if count < 0 else range(count):
+        for number in itertools.count() if count < 0 else range(count):
             empty = True
-            for numbers in order(reading):
+            for numbers in order(reading.part(number)):
                 empty = False
                 yield numbers
             if empty:

@@ -178,14 +178,15 @@ def concatenated(
 
 def _from(parts: Iterable[Base], reading: Reading, start: int, until_empty: bool) -> Iterator[Tree]:
     """Yields the elements of datasets, all of known sizes if `start` is not 0."""
-    for part in parts:
+    for number, part in enumerate(parts):
+        own = reading.part(number)
         if 0 < part._cardinality <= start:
-            # Its elements are all skipped. It is begun all the same, since the orders of later passes depend on that.
-            collections.deque(part._make(reading, part._cardinality), maxlen=0)
+            # Its elements are all skipped. It is gone through all the same, since caches in it may have been filled.
+            collections.deque(part._make(own, part._cardinality), maxlen=0)
             start -= part._cardinality
             continue
         empty = not start
-        for element in part._make(reading, start):
+        for element in part._make(own, start):
             empty = False
             yield element
         start = 0
