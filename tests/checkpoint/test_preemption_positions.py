@@ -78,3 +78,37 @@ def test_a_save_after_the_loop_has_the_later_positions(tmp_path):
     program.train(4, notice_at=3)
     program.total.assign_add(next(program.iterator))
     assert program.restored_from(program.manager.save())
+    with pytest.raises(Left):  # the notice counts in this process until it has been heeded
+        program.train(1)
+
+
+@pytest.mark.parametrize("notice_at", [1, 2, 3, 4, 5])
+def test_no_batch_is_lost_where_each_epoch_has_a_new_iterator(tmp_path, notice_at):
+    """The batch that was taken of the new iterator for the next step is taken again after the restart."""
+    dataset, seen = rx.data.Dataset.range(4).shuffle(4, seed=1), []
+
+    def train(notice_at=None):
+        epoch = rx.Variable(0)
+        checkpoint = rx.train.Checkpoint(epoch=epoch, iterator=iter(dataset))
+        manager = rx.train.CheckpointManager(checkpoint, tmp_path / str(notice), max_to_keep=2)
+        handler = Handler(None, manager, termination_config=Config(exit_fn=leave))
+        while int(epoch) < 2:
+            for element in checkpoint.iterator:
+                if handler.total_run_calls == notice_at:
+                    signal.raise_signal(signal.SIGTERM)
+                handler.run(lambda x: seen.append(int(x)), element)
+            epoch.assign_add(1)
+            checkpoint.iterator = iter(dataset)
+
+    notice = "none"
+    train()
+    whole, seen[:], notice = list(seen), [], "one"
+    assert len(whole) == 8
+    dataset = rx.data.Dataset.range(4).shuffle(4, seed=1)
+    with pytest.raises(Left):
+        train(notice_at)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert len(seen) < 8
+    dataset = rx.data.Dataset.range(4).shuffle(4, seed=1)
+    train()
+    assert seen == whole

@@ -8,7 +8,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -33,6 +33,7 @@ from replicax._checkpoint.restore import (
     key_of,
     name_in_messages,
 )
+from replicax._data import iterators
 from replicax._input.iterator import DistributedIterator
 from replicax._job import exchange
 from replicax._tracing import context, frames
@@ -62,13 +63,21 @@ def _messages_of_all(message: str) -> list[str]:
     return exchange.all_gather(message, "checkpoints")
 
 
+def _position_of(leaf: PositionLeaf, kept: Positions | None) -> str:
+    if kept is None or not hasattr(leaf.owner, "__next__"):
+        return leaf.packed()
+    if leaf.identity in kept:
+        return kept[leaf.identity][1]
+    return leaf.packed_at_beginning()  # it was made later, for an epoch that begins with the next step
+
+
 def _snapshot(nodes: Sequence[ObjectNode], together: bool, kept: Positions | None) -> _files.Saved:
     """Returns what is to be written. The arrays of a pytree become nodes below the object that has it."""
     saved: list[_files.NodeRecord] = [{"children": dict(node.children)} for node in nodes]
     arrays: dict[str, np.ndarray] = {}
     for number, node in enumerate(nodes):
         if isinstance(node.leaf, PositionLeaf):
-            _, position = (kept or {}).get(node.leaf.identity) or (node.leaf, node.leaf.packed())
+            position = _position_of(node.leaf, kept)
             positions = _messages_of_all(position) if together else [position]
             saved[number]["key"] = key = key_of(node.names, POSITION)
             arrays[key] = np.frombuffer(json.dumps(positions).encode(), np.uint8)
@@ -229,7 +238,10 @@ class Checkpoint:
 
     def _positions(self) -> Positions:
         """Returns where iterators stand now."""
-        leaves = [node.leaf for node in object_graph.graph_of(self._roots())]
+        leaves: list[object] = [node.leaf for node in object_graph.graph_of(self._roots())]
+        leaves += [
+            PositionLeaf(cast(Any, iterator)) for iterator, _ in iterators.living
+        ]  # which may come into it later
         of_iterators = [leaf for leaf in leaves if isinstance(leaf, PositionLeaf) and hasattr(leaf.owner, "__next__")]
         return {leaf.identity: (leaf, leaf.packed()) for leaf in of_iterators}  # and of no RandomState
 

@@ -206,7 +206,13 @@ class PositionLeaf:
 
     def packed(self) -> str:
         """Returns the position as text."""
-        return base64.b64encode(zlib.compress(json.dumps(_encoded(self.owner.save_state())).encode())).decode()
+        return _packed(self.owner.save_state())
+
+    def packed_at_beginning(self) -> str:
+        """Returns the position where the iterator began, as text; that of another library's where it stands."""
+        if not _has(self.owner, "_state_at"):
+            return self.packed()
+        return _packed(self.owner._state_at(self.owner._start))  # type: ignore[attr-defined]
 
     def unpack(self, text: str) -> None:
         """Moves the iterator to a position of `packed`."""
@@ -219,6 +225,10 @@ class PositionLeaf:
         states = list(map(_unpacked, texts))
         state = self.owner._carried_over(states)  # type: ignore[attr-defined]
         return None if state is None else texts[states.index(state)]
+
+
+def _packed(state: Any) -> str:
+    return base64.b64encode(zlib.compress(json.dumps(_encoded(state)).encode())).decode()
 
 
 def _unpacked(text: str) -> Any:

@@ -309,7 +309,8 @@ class DatasetIterator(ElementIterator):
 
     @exclusive
     def _begin(self, reading: Reading, position: int) -> None:
-        self._reading, self._position, self._waiting, self._ended = reading, position, [], False
+        self._reading, self._start, self._position = reading, position, position
+        self._waiting, self._ended = [], False
         self._elements = self._dataset._make(reading, position)
 
     def _behind(self) -> tuple[Sequence[IterableDataset], Sequence[Reading]]:
@@ -320,7 +321,10 @@ class DatasetIterator(ElementIterator):
 
     def save_state(self) -> bytes:
         """Returns the position of the iterator: some numbers, however large the dataset is."""
-        return state_to_bytes(Position(self._position), [self._reading])
+        return self._state_at(self._position)
+
+    def _state_at(self, position: int) -> bytes:
+        return state_to_bytes(Position(position), [self._reading])
 
     def restore_state(self, state: bytes) -> None:
         """Continues at the position of the iterator whose `save_state` returned `state`.

@@ -93,7 +93,10 @@ class DistributedIterator(ElementIterator, Distributed):
 
         Each worker saves its own.
         """
-        return state_to_bytes(self._dataset._told(self._position), self._readings)
+        return self._state_at(self._position)
+
+    def _state_at(self, position: int) -> bytes:
+        return state_to_bytes(self._dataset._told(position), self._readings)
 
     def restore_state(self, state: bytes) -> None:
         """Continues at the position of the iterator whose `save_state` returned `state`.
