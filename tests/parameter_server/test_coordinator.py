@@ -475,3 +475,41 @@ def test_parts_of_a_sharded_variable_are_the_same_objects_each_time(run):
             found = tape.gradient(loss, table.variables)
             assert np.concatenate(found).tolist() == (2 * table.numpy()).tolist(), found
     """)
+
+
+def test_values_of_workers_are_told_apart_from_other_arrays_and_fit_signatures(run):
+    run("""
+        from replicax.coordinator import experimental_get_current_worker_index as index
+        with Cluster(workers=2, servers=1) as cluster:
+            co = cluster.coordinator
+            five = jnp.float32(5)
+            value = co.create_per_worker_value(lambda: (five, five) if int(index()) == 0 else (five, -five))
+            @rx.function
+            def pair(values, x):
+                return *values, x, index()
+            found = {tuple(map(float, co.schedule(pair, args=(value, five)).fetch())) for _ in range(40)}
+            assert found <= {(5.0, 5.0, 5.0, 0.0), (5.0, -5.0, 5.0, 1.0)}, found
+            one = co.create_per_worker_value(lambda: jnp.float32(3))
+            add = lambda x: x + 1
+            declared = rx.function(add, input_signature=[rx.TensorSpec((), "float32")])
+            concrete = rx.function(add).get_concrete_function(rx.TensorSpec((), "float32"))
+            assert [co.schedule(f, args=(one,)).fetch() for f in (declared, concrete)] == [4.0, 4.0]
+    """)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_keys_are_looked_up_read_and_returned(run, shards):
+    run(f"""
+        parts = rx.experimental.partitioners.FixedShardsPartitioner({shards})
+        with Cluster(workers=1, servers=2, partitioner=parts) as cluster:
+            keys = jax.random.split(jax.random.key(0), 2000)
+            with cluster.strategy.scope():
+                table = rx.Variable(keys)
+            def drawn():
+                rows = table.value()
+                return jax.random.normal(rows[7], (2,)), rows[jnp.array([3, 1999])], rows[5:7]
+            number, two, slice_ = cluster.coordinator.schedule(rx.function(drawn)).fetch()
+            np.testing.assert_array_equal(number, jax.random.normal(keys[7], (2,)))
+            for got, expected in (two, keys[jnp.array([3, 1999])]), (slice_, keys[5:7]), (table.value(), keys):
+                assert (jax.random.key_data(got) == jax.random.key_data(expected)).all()
+    """)

@@ -31,13 +31,15 @@ def own(arrays: Sequence[Array], local: bool) -> list[jax.Array]:
         local: whether it came from this process, where somebody else may change them.
     """
     most = sum(array.nbytes for array in arrays) / 2
-    return [_shared(array) if not local and array.nbytes > most else _copied(array) for array in arrays]
+    return [_shared(array) if not local and array.nbytes > most else copied(array) for array in arrays]
 
 
-def _copied(array: Array) -> jax.Array:
+def copied(array: Array) -> jax.Array:
+    """Returns a copy, of the same dtype whatever the process has for defaults."""
     if is_key(array):
         return jax.random.clone(array)  # type: ignore[no-any-return]
-    return jnp.array(array, dtype=array.dtype, copy=True)
+    with jax.enable_x64(True):
+        return jnp.array(array, dtype=array.dtype, copy=True)
 
 
 def _shared(array: Array) -> jax.Array:
@@ -46,6 +48,13 @@ def _shared(array: Array) -> jax.Array:
         return array
     with jax.enable_x64(True):  # else it would have another dtype
         return jax.device_put(array, may_alias=True)
+
+
+def joined(parts: Sequence[Array]) -> Array:
+    """Returns arrays one behind the other along axis 0."""
+    if len(parts) == 1:
+        return parts[0]
+    return jnp.concatenate(parts) if is_key(parts[0]) else np.concatenate(parts)
 
 
 def of_kind(array: Array, kind: jax.ShapeDtypeStruct) -> jax.Array:

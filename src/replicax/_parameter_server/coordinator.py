@@ -94,16 +94,18 @@ class ClusterCoordinator:
             ValueError: an argument is a `RemoteValue`.
             Exception: that of a function which was scheduled before and failed; what waited is cancelled.
         """
-        function, args, kwargs = _bound(fn, tuple(args) if args is not None else (), kwargs or {})
+        args, kwargs = tuple(args) if args is not None else (), kwargs or {}
         leaves = nest.leaves((args, kwargs))
+        made = [leaf for leaf in leaves if isinstance(leaf, MadeValue)]
+        if made:
+            args, kwargs = with_examples((args, kwargs))
+        function, args, kwargs = _bound(fn, args, kwargs)
         if any(isinstance(leaf, RemoteValue) for leaf in leaves):
             raise ValueError(
                 "`tf.distribute.experimental.coordinator.RemoteValue` used as an input to scheduled function is not "
                 "yet supported."
             )
-        made = [leaf for leaf in leaves if isinstance(leaf, MadeValue)]
-        given = with_examples((args, kwargs)) if made else (args, kwargs)
-        call, plan = self._planner.planned(function, *given)
+        call, plan = self._planner.planned(function, args, kwargs)
         values = [RemoteValueImpl(self._queue.wait_for) for _ in range(function.steps_per_call)]
         numbers = [self._cluster.numbers.open() for _ in values]
         try:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -56,6 +57,8 @@ def lookup_of(op: Op, leaf_of: Mapping[Value, int]) -> Lookup | None:
     while table.op is not None and table.op.name == "convert_element_type":
         converted.insert(0, table.op)
         table = same_value(table.op.inputs[0])
+    if jax.dtypes.issubdtype(table.aval.dtype, jax.dtypes.prng_key):
+        return None  # NumPy has no such rows
     if table not in leaf_of or not table.aval.shape or not 0 < table.aval.shape[0] <= _LARGEST:
         return None
     made = {"gather": _gather, "dynamic_slice": _dynamic_slice, "slice": _slice}[op.name](op)

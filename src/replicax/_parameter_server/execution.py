@@ -16,7 +16,7 @@ from typing import cast
 import jax
 import numpy as np
 
-from replicax._parameter_server.arrays import Array, on_host
+from replicax._parameter_server.arrays import Array, joined, on_host
 from replicax._parameter_server.plans import WorkerPlan
 from replicax._parameter_server.servers import Call, Servers
 from replicax._transport.handlers import Answer
@@ -49,7 +49,7 @@ def compute(plan: WorkerPlan, others: Arrays, args: Arrays, servers: Servers) ->
     if plan.gathers:
         ids = plan.index(others, args)
         gathers = [(place, np.asarray(ids[gather.ids]).reshape(-1)) for place, gather in plan.gathers]
-    read: list[np.ndarray] = []
+    read: list[Array] = []
     rows: list[np.ndarray] = []
     versions: dict[str, int] = {}
     if plan.gathers or plan.reads:
@@ -112,7 +112,7 @@ def _results(plan: WorkerPlan, computed: Computed, answers: Mapping[int, Answer]
         head, news = answers[plan.updates[number_of_update].server]
         # Of a closure that ended elsewhere meanwhile nobody waits for this result.
         found.setdefault(result, []).append(news[k] if "late" not in head else np.zeros(0))
-    return [parts[0] if len(parts) == 1 else np.concatenate(parts) for _, parts in sorted(found.items())]
+    return [joined(parts) for _, parts in sorted(found.items())]
 
 
 def run(

@@ -13,6 +13,7 @@ import numpy as np
 from replicax._base import nest
 from replicax._base.types import Leaf, Tree
 from replicax._engine.multi_step import together
+from replicax._parameter_server.arrays import is_key
 
 
 class RemoteValue:
@@ -92,7 +93,7 @@ OVER = object()  # the result of a step for which there were no elements left, b
 
 
 def _numpy(leaf: Leaf) -> Any:
-    if not isinstance(leaf, jax.Array):
+    if not isinstance(leaf, jax.Array) or is_key(leaf):
         return leaf
     array = np.asarray(leaf)
     return array if array.ndim else array[()]

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from replicax._base.errors import FailedPreconditionError, UnavailableError
+from replicax._parameter_server.arrays import Array, joined
 from replicax._parameter_server.places import Place
 from replicax._transport.errors import TimedOut, Unreachable
 from replicax._transport.handlers import Answer
@@ -146,7 +147,7 @@ class Servers:
         self._drop_dead()
         self._for_parts("create", places, arrays, {})
 
-    def read(self, places: Sequence[Place]) -> list[np.ndarray]:
+    def read(self, places: Sequence[Place]) -> list[Array]:
         """Returns whole leaves."""
         names = self._names(places)
         answers = self.all({server: Call("fetch", {"read": found}) for server, found in names.items()})
@@ -154,7 +155,7 @@ class Servers:
 
     def fetch(
         self, reads: Sequence[Place], gathers: Sequence[tuple[Place, np.ndarray]], versions: bool
-    ) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, int]]:
+    ) -> tuple[list[Array], list[np.ndarray], dict[str, int]]:
         """Returns whole leaves, and rows of others, each server's as they are there at one moment.
 
         Args:
@@ -194,7 +195,7 @@ class Servers:
         }
         return self._assembled(reads, first), rows, found
 
-    def combine(self, method: str, places: Sequence[Place], arrays: _Arrays, answers: bool) -> list[np.ndarray]:
+    def combine(self, method: str, places: Sequence[Place], arrays: _Arrays, answers: bool) -> list[Array]:
         """Assigns, adds or subtracts arrays; returns the new values if they are asked for."""
         found = self._for_parts("combine", places, arrays, {"method": method, "answers": answers})
         return self._assembled(places, found) if answers else []
@@ -249,13 +250,13 @@ class Servers:
         return self.all({n: Call(method, {**head, "names": names[n]}, pieces[n]) for n in names})
 
     @staticmethod
-    def _assembled(places: Sequence[Place], answers: Mapping[int, Answer]) -> list[np.ndarray]:
+    def _assembled(places: Sequence[Place], answers: Mapping[int, Answer]) -> list[Array]:
         """Returns leaves, put together of the parts in the servers' answers."""
         queues = {server: iter(arrays) for server, (_, arrays) in answers.items()}
         found = []
         for place in places:
             parts = [next(queues[part.server]) for part in place.parts]
-            found.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
+            found.append(joined(parts))
         return found
 
 

@@ -11,6 +11,7 @@ from replicax._base import array_conversion, nest
 from replicax._base.messages import received
 from replicax._base.types import Leaf, Tree
 from replicax._parameter_server import scheduling
+from replicax._parameter_server.arrays import copied
 from replicax._parameter_server.datasets import PerWorkerValue
 from replicax._values import is_number
 
@@ -36,8 +37,14 @@ class MadeValue(PerWorkerValue):
             raise TypeError(f"`create_per_worker_value` takes a function that makes the value, got {received(source)}.")
         self.source, self.key = source, f"value {next(_numbers)}"
         with scheduling.on_worker(0):
-            self.example: Tree = nest.map_values(_array, source())
+            # Copies, so that no other array among a call's is taken for the value's.
+            self.example: Tree = nest.map_values(lambda leaf: copied(_array(leaf)), source())
         self._places = {id(array): number for number, array in enumerate(nest.values(self.example))}
+
+    @property
+    def numbers(self) -> set[int]:
+        """The numbers of all leaves of the example."""
+        return {*self._places.values()}
 
     def number(self, array: Leaf) -> int | None:
         """Returns which leaf of the example an array is; None if it is none of them."""
@@ -61,11 +68,21 @@ def _array(leaf: Leaf) -> jax.Array:
 
 
 def places_of(values: Sequence[MadeValue], arrays: Sequence[jax.Array]) -> list[Placed]:
-    """Returns which of a call's arrays stand for workers' own."""
-    found = []
+    """Returns which of a call's arrays stand for workers' own.
+
+    Raises:
+        TypeError: an array of a value is not among them.
+    """
+    found: list[Placed] = []
     for place, array in enumerate(arrays):
         for value in values:
             number = value.number(array)
             if number is not None:
                 found.append((place, value.key, number))
+    for value in values:
+        if {number for _, key, number in found if key == value.key} != value.numbers:
+            raise TypeError(
+                "A per-worker value came to a scheduled function as another array: its input signature has another "
+                "dtype. Make the value of that dtype."
+            )
     return found
