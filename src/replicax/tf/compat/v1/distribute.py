@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types as _modules
-from typing import TYPE_CHECKING, Any
+import typing as _typing
+from typing import Any
 
 from replicax._strategies.deprecated import V1Methods, get_loss_reduction
 from replicax.tf import distribute as _v2
@@ -25,7 +26,7 @@ from replicax.tf.distribute import (
     in_cross_replica_context,
 )
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from replicax._cluster.resolver import ClusterResolver
 
 
