@@ -209,3 +209,55 @@ def test_what_a_worker_raises_comes_out_of_fit_and_another_fit_works(run):
             model.fit(short, epochs=2, verbose=0)
             assert 6 < int(model.optimizer.iterations.numpy()) - steps <= 12
     """)
+
+
+def test_fit_goes_on_when_a_worker_is_lost_and_after_an_interrupt(run):
+    """With a dataset for each worker, with rows that the coordinator reads, and from what `BackupAndRestore` saved."""
+    run("""
+        import tempfile
+        x = np.random.default_rng(0).normal(size=(64, 3)).astype("f4")
+        y = x @ np.array([[1.0], [-2.0], [0.5]], "f4")
+        def data():
+            return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(64).repeat().batch(16)
+        class At(keras.callbacks.Callback):
+            def __init__(self, batch, what):
+                super().__init__()
+                self.at, self.what = batch, what
+            def on_train_batch_end(self, batch, logs=None):
+                if batch == self.at:
+                    self.what()
+        def interrupt():
+            raise KeyboardInterrupt
+        with Cluster(workers=2, servers=2, processes=True) as cluster:
+            def made():
+                with cluster.strategy.scope():
+                    keras.utils.set_random_seed(1)
+                    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+                    model.compile(keras.optimizers.Adam(0.05), "mse")
+                return model
+            def steps(model):
+                return int(model.optimizer.iterations.numpy())
+            model = made()
+            kill = At(10, lambda: cluster.kill("worker", 0))
+            model.fit(data, epochs=2, steps_per_epoch=40, verbose=0, callbacks=[kill])
+            assert steps(model) == 80
+            cluster.start("worker", 0)
+            cluster.wait_until_up("worker", 0)
+            kill = At(10, lambda: cluster.kill("worker", 1))
+            model.fit(np.tile(x, (10, 1)), np.tile(y, (10, 1)), batch_size=16, verbose=0, callbacks=[kill])
+            assert steps(model) == 80 + 40
+            folder = tempfile.mkdtemp()
+            def fit(model, *callbacks):
+                backup = keras.callbacks.BackupAndRestore(folder)
+                model.fit(data, epochs=4, steps_per_epoch=10, verbose=0, callbacks=[backup, *callbacks])
+            first, epochs = made(), []
+            stop = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: epoch == 2 and interrupt())
+            try:
+                fit(first, stop)
+            except KeyboardInterrupt:
+                epochs.append("interrupted")
+            assert cluster.coordinator.done() and steps(first) == 20
+            again = made()
+            fit(again, keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: epochs.append(epoch)))
+            assert epochs == ["interrupted", 2, 3] and steps(again) == 40, (epochs, steps(again))
+    """)
