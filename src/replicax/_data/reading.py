@@ -28,7 +28,6 @@ from replicax._data.skipping import Skip
 # The state of a node or of a reading: what JSON can write.
 State: TypeAlias = Any
 
-_PARTS = 1 << 40  # numbers of parts that are behind each other; those of others count from 0
 _FORMAT = "replicax dataset iterator 3"
 
 
@@ -84,7 +83,10 @@ class Reading:
         self.nodes = tuple(nodes)
         # The state of each node when this reading first came to it.
         self._begun: weakref.WeakKeyDictionary[StatefulNode, State] = weakref.WeakKeyDictionary()
-        self._start_counting()
+        # How many passes of each shuffle it has drawn, and the parts in one another in which it does so.
+        self._passes: weakref.WeakKeyDictionary[StatefulNode, int] = weakref.WeakKeyDictionary()
+        self._parts: list[int] = []
+        self._numbers = itertools.count()
         self._repeats = saved is not None
         if saved is None:
             saved = {"entropy": np.random.SeedSequence().entropy, "path": [], "met": {}}
@@ -103,27 +105,20 @@ class Reading:
 
     def child(self, share: tuple[int, int] | None = None) -> Reading:
         """Returns a part of this reading: of a dataset that a function made, or one to fill a cache."""
-        child = self._at(next(self._numbers))
+        child = copy.copy(self)
         child.share = self.share if share is None else share
+        child._path, child._numbers, child._parts = [*self._path, next(self._numbers)], itertools.count(), []
         return child
 
     def part(self, number: int) -> Reading:
         """Returns the part of this reading that reads one of several datasets behind each other.
 
-        The orders of shuffles follow from where in a reading they stand, and not from what has been read before: a
+        The orders of shuffles follow from the part in which they stand, and not from what has been read before: a
         thread that reads ahead may or may not have begun the part before.
         """
-        return self._at(_PARTS + number)
-
-    def _at(self, place: int) -> Reading:
         part = copy.copy(self)
-        part._path = [*self._path, place]
-        part._start_counting()
+        part._parts, part._passes = [*self._parts, number], weakref.WeakKeyDictionary()
         return part
-
-    def _start_counting(self) -> None:
-        self._numbers = itertools.count()
-        self._passes: weakref.WeakKeyDictionary[StatefulNode, int] = weakref.WeakKeyDictionary()
 
     def with_errors(self, ignored: Callable[[Exception], None] | None) -> Reading:
         """Returns this reading, in which exceptions go to `ignored` or, for None, are raised."""
@@ -160,17 +155,17 @@ class Reading:
             self._met[key] = node.state()
 
     def generator(self, node: Seeds) -> np.random.Generator:
-        """Returns the random numbers of the next pass over a shuffle in this place of the reading."""
-        seed, number = self.begin(node)
-        again = self._passes.get(node, 0)
+        """Returns the random numbers of the next pass over a shuffle in this part of the reading."""
+        seed, number = self.now(node)
         if not self.probing:
-            self._passes[node] = again + 1
-            node.readings = max(node.readings, number + 1)
-        return _Numbers(np.random.PCG64([seed, number, *self._path, again] if node.reshuffle else seed))
+            self._passes[node] = self._passes.get(node, 0) + 1
+            node.readings = max(node.readings, self.begin(node)[1] + 1)
+        return _Numbers(np.random.PCG64([seed, number, *self._parts] if node.reshuffle else [seed, 0]))
 
     def now(self, node: StatefulNode) -> State:
-        """Returns the state of `node` as this reading sees it now."""
-        return self.begin(node) if isinstance(node, Seeds) else node.state()
+        """Returns the state of `node` as this part of the reading sees it now."""
+        state = self.begin(node)
+        return [state[0], state[1] + self._passes.get(node, 0)] if isinstance(node, Seeds) else node.state()
 
     def state(self) -> dict[str, State]:
         """Returns what another reading needs to repeat this one."""

@@ -85,7 +85,10 @@ class _Link:
             if self.lost is not None:
                 return
             self.lost, watches, self._watches = error, self._watches, []
-        _fire(watches if tell else [], error, self.close)
+        if tell:
+            _fire(watches, error, self.close)
+        else:  # here: at the end of a program, a thread would be stopped in the middle of it
+            self.close()
 
     def gone(self) -> Exception:
         """Returns the error of a call over a connection that has ended."""
