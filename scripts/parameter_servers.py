@@ -26,7 +26,7 @@ import numpy as np  # noqa: E402
 from ps_clusters import Cluster  # noqa: E402
 
 import replicax as rx  # noqa: E402
-from replicax.coordinator import ClusterCoordinator  # noqa: E402
+from replicax.coordinator import ClusterCoordinator, experimental_get_current_worker_index  # noqa: E402
 
 # A worker waits for a line of input before it updates for a function "held", and after that for one "answered".
 WORKER = """
@@ -122,10 +122,9 @@ class Injections:
 
     def wait_for_workers(self) -> None:
         """Waits until both workers are used."""
-        queue = self.co._queue
-        with queue._changed:
-            while len(queue._links) < 2:
-                queue._changed.wait()
+        index = rx.function(lambda: experimental_get_current_worker_index() + 0)
+        while len({int(value.fetch()) for value in [self.co.schedule(index) for _ in range(4)]}) < 2:
+            pass
 
     def kill(self, function: object, number: int, case: str) -> None:
         """Kills or stops a worker that is about to update, or has just done so."""
