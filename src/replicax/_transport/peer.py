@@ -12,11 +12,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -25,9 +24,10 @@ from replicax._transport import grpc_settings
 from replicax._transport.errors import Refused, TimedOut, Unreachable, recalled
 from replicax._transport.failures import failure
 from replicax._transport.handlers import Answer, Caller, Request, handle
+from replicax._transport.lanes import Lane, limited
 from replicax._transport.secret import job_secret
 from replicax._transport.service import ANSWER, RAISED, UNKNOWN, Service, local_service, versions
-from replicax._transport.wire import Bytes, Message, parsed, received
+from replicax._transport.wire import Bytes, Message, parsed
 
 OnLost = Callable[[Exception], None]
 
@@ -162,50 +162,6 @@ class _Channels:
         return grpc.secure_channel(target, grpc_settings.channel_credentials(self.secret), options)
 
 
-class _Lane:
-    """Calls that follow each other over one stream, which costs each of them a third of a gRPC call of its own."""
-
-    def __init__(self, opened: Callable[[Iterator[bytes]], Any]):
-        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._answers = opened(self._parts())
-
-    def _parts(self) -> Iterator[bytes]:
-        while (message := self._messages.get()) is not None:
-            yield from message.parts()
-            del message  # and the arrays in it
-
-    def call(self, message: Message) -> Bytes | None:
-        """Sends a message and returns the answer; None where the other side has ended the stream."""
-        self._messages.put(message)
-        return received(self._answers)
-
-    def close(self) -> None:
-        """Ends the stream; a call that is under way fails."""
-        self._messages.put(None)
-        self._answers.cancel()
-
-
-@contextlib.contextmanager
-def _limited(timeout: float | None, give_up: Callable[[], None]) -> Iterator[threading.Event]:
-    """Returns a context in which something is given up after so many seconds, and an event that tells of it."""
-    late = threading.Event()
-    if timeout is None:
-        yield late
-        return
-
-    def end() -> None:
-        late.set()
-        give_up()
-
-    timer = threading.Timer(max(timeout, 0.0), end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield late
-    finally:
-        timer.cancel()
-
-
 class _RemoteLink(_Link):
     """A connection to another process. It comes about by a greeting, which lasts as long as the connection."""
 
@@ -217,7 +173,7 @@ class _RemoteLink(_Link):
         super().__init__(self._greeted(timeout))
         self._calls = channels.made(grpc_settings.of_calls())
         self._lane = self._calls.stream_stream(f"/{grpc_settings.SERVICE}/lane")
-        self._lanes: list[_Lane] = []  # those over which no call is under way
+        self._lanes: list[Lane] = []  # those over which no call is under way
         self._greeting.add_done_callback(lambda ended: self.end(self._failure(ended)))
 
     def _failure(self, error: Any) -> Exception:
@@ -226,7 +182,7 @@ class _RemoteLink(_Link):
     def _greeted(self, timeout: float | None) -> dict[str, Any]:
         """Returns what the service says of itself."""
         try:
-            with _limited(timeout, self._greeting.cancel) as late:
+            with limited(timeout, self._greeting.cancel) as late:
                 found = dict(self._greeting.initial_metadata() or ())
                 if grpc_settings.GREETING not in found:
                     with contextlib.suppress(Exception):
@@ -263,7 +219,7 @@ class _RemoteLink(_Link):
     def _sent(self, message: Message, method: str, until: _Until) -> Bytes:
         """Returns the answer to a message."""
         lane = self._idle_lane()
-        with _limited(until.left(), lane.close) as late:
+        with limited(until.left(), lane.close) as late:
             try:
                 data = lane.call(message)
             except BaseException as error:
@@ -285,11 +241,11 @@ class _RemoteLink(_Link):
             self._close_lanes()
         return data
 
-    def _idle_lane(self) -> _Lane:
+    def _idle_lane(self) -> Lane:
         with contextlib.suppress(IndexError):
             return self._lanes.pop()
         try:
-            return _Lane(self._lane)
+            return Lane(self._lane)
         except ValueError:  # gRPC's, of a channel that has been closed meanwhile
             if self.lost is None:
                 raise
