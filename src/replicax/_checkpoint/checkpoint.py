@@ -64,6 +64,7 @@ def _messages_of_all(message: str) -> list[str]:
 
 
 def _position_of(leaf: PositionLeaf, kept: Positions | None) -> str:
+    """Returns the position that is saved: the one that was kept, if any were."""
     if kept is None or not hasattr(leaf.owner, "__next__"):
         return leaf.packed()
     if leaf.identity in kept:
@@ -237,13 +238,12 @@ class Checkpoint:
         return counter
 
     def _positions(self) -> Positions:
-        """Returns where iterators stand now."""
+        """Returns where iterators stand now; random numbers (`RandomState`) are not among them."""
         leaves: list[object] = [node.leaf for node in object_graph.graph_of(self._roots())]
-        leaves += [
-            PositionLeaf(cast(Any, iterator)) for iterator, _ in iterators.living
-        ]  # which may come into it later
+        # Iterators that are there now may come into the checkpoint later.
+        leaves += [PositionLeaf(cast(Any, iterator)) for iterator, _ in iterators.living]
         of_iterators = [leaf for leaf in leaves if isinstance(leaf, PositionLeaf) and hasattr(leaf.owner, "__next__")]
-        return {leaf.identity: (leaf, leaf.packed()) for leaf in of_iterators}  # and of no RandomState
+        return {leaf.identity: (leaf, leaf.packed()) for leaf in of_iterators}
 
     @contextlib.contextmanager
     def _saving_at(self, positions: Positions | None) -> Iterator[None]:
