@@ -242,11 +242,12 @@ class ClosureQueue:
         return self._waiting[0] if is_free else None
 
     @contextlib.contextmanager
-    def alone(self, closure: Closure) -> Iterator[None]:
+    def alone(self, closure: Closure, wait: Callable[[], object] | None = None) -> Iterator[None]:
         """Returns a context in which no other closure runs but such as wait for the same; it waits for that.
 
         It waits, too, for those that were put back, which may have updated some servers and not others. Where the
-        closure itself has been put back at the end of the context, no new one runs until it has run again.
+        closure itself has been put back at the end of the context, no new one runs until it has run again. `wait` waits
+        for a change, by default as a worker's thread does.
         """
         try:
             with self._lock:
@@ -256,21 +257,22 @@ class ClosureQueue:
                 while not self.stopped and (
                     self._lonely[0] is not closure or not self._are_lonely(self._running, self._back)
                 ):
-                    self._for_workers.wait()
+                    (wait or self._for_workers.wait)()
             yield
         finally:
             with self._lock:
                 if closure not in self._back and closure in self._lonely:
                     self._lonely.remove(closure)
-                self._for_workers.notify_all()
+                self._wake_all()
 
     def _are_lonely(self, *closures: Iterable[Closure]) -> bool:
         """Returns whether all of these run alone, or wait for that."""
         return all(closure in self._lonely for some in closures for closure in some)
 
     def alone_here(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which no closure runs; it waits for that."""
-        return self.alone(Closure(-1, RemoteValueImpl(self.wait_for)))
+        """Returns a context in which no closure runs; it waits for that, and says so where no worker is there."""
+        began = time.monotonic()
+        return self.alone(Closure(-1, RemoteValueImpl(self.wait_for)), lambda: self._wait(began))
 
     def put_back(self, closure: Closure, link: Link) -> None:
         """Has a closure run again, before those that were scheduled after it.
