@@ -121,6 +121,7 @@ def test_a_worker_that_cannot_reach_a_server_is_taken_for_lost(run):
         from replicax._parameter_server.worker import _Session
         from replicax._transport.errors import Unreachable
         def unreachable(*args):
+            session.pulls.wait_for(3)  # until the next closure is there and waits for this one
             raise Unreachable("No route.")
 
         with Cluster(workers=1) as cluster:
@@ -245,12 +246,32 @@ def test_closures_that_come_back_keep_their_order_and_only_those_that_nobody_beg
             scheduled[number].value.get()
     for number in (1, 2):
         assert queue.take(link) is scheduled[number]
-        queue.cancelled(scheduled[number], link)  # by a worker that knows of the error only
+        queue.left_out(scheduled[number], link, failures=0)  # by a worker that knows of the error only
         assert queue.take(link) is scheduled[number]
         queue.ended(scheduled[number], link, lambda: "ended")
     with pytest.raises(ValueError, match="it failed"):
         queue.is_done()
     assert queue.is_done() and scheduled[1].value.get() == "ended"
+
+
+def test_a_closure_that_is_left_out_for_an_error_that_does_not_come_runs_again():
+    """The worker is lost with the answer that says what failed there, and what failed runs well elsewhere."""
+
+    class Link:
+        running = 0
+
+    queue, link = closures.ClosureQueue(numbers := Numbers(), None), Link()
+    queue.joined(link)
+    scheduled = [closures.Closure(numbers.open(), RemoteValueImpl(queue.wait_for)) for _ in range(2)]
+    queue.put(scheduled)
+    first, second = queue.take(link), queue.take(link)
+    queue.left_out(second, link, failures=0)
+    queue.put_back(first, link)
+    for closure in scheduled:
+        assert queue.take(link) is closure
+        queue.ended(closure, link, lambda: "ended")
+    queue.join()
+    assert [closure.value.get() for closure in scheduled] == ["ended", "ended"]
 
 
 def test_an_error_that_is_raised_again_does_not_grow(run):

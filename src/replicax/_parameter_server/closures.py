@@ -312,11 +312,20 @@ class ClosureQueue:
                     self._cancel(other)
             self._wake_all()
 
-    def cancelled(self, closure: Closure, link: Link) -> None:
-        """Notes that a worker has left a closure out, since one before it failed."""
-        if closure.may_have_run:
-            return self.put_back(closure, link)
+    def left_out(self, closure: Closure, link: Link, failures: int) -> None:
+        """Notes that a worker has left a closure out, since one before it failed.
+
+        It runs again where that failure is not known here: it may be on its way, or lost with the worker, and what
+        failed there may end well elsewhere.
+
+        Args:
+            closure: the closure.
+            link: the worker.
+            failures: how many there were when the worker was given the closure.
+        """
         with self._lock:
+            if closure.may_have_run or self.failures == failures:
+                return self.put_back(closure, link)
             self._given_back(closure, link)
             self._cancel(closure)
             self._wake()

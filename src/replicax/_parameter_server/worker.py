@@ -24,7 +24,7 @@ from replicax._parameter_server import execution, scheduling
 from replicax._parameter_server.datasets import kinds_of, made
 from replicax._parameter_server.execution import Computed
 from replicax._parameter_server.plans import WorkerPlan, loaded_plan
-from replicax._parameter_server.servers import Servers
+from replicax._parameter_server.servers import CutOffError, Servers
 from replicax._parameter_server.shipping import unpacked
 from replicax._parameter_server.worker_values import own_arrays
 from replicax._tracing.dataset_reads import element_arrays
@@ -319,9 +319,14 @@ def _elements(session: _Session, head: Mapping[str, Any]) -> list[Tree]:
 
 @contextmanager
 def _failing(session: _Session, failures: int) -> Iterator[None]:
-    """Returns a context in which an exception has closures left out that were scheduled before it."""
+    """Returns a context in which an exception has closures left out that were scheduled before it.
+
+    That a server cannot be reached is no fault of the closure: it runs again, and those behind it run.
+    """
     try:
         yield
+    except CutOffError:
+        raise
     except BaseException:
         session.failures = max(session.failures, failures + 1)
         raise
