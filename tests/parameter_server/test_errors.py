@@ -7,7 +7,7 @@ from ps_clusters import ENVIRONMENT
 
 import replicax as rx
 from replicax._base import errors
-from replicax._base.errors import CancelledError
+from replicax._base.errors import CancelledError, UnavailableError
 from replicax._parameter_server import closures
 from replicax._parameter_server.numbers import Numbers
 from replicax._parameter_server.remote_value import RemoteValueImpl
@@ -272,6 +272,25 @@ def test_a_closure_that_is_left_out_for_an_error_that_does_not_come_runs_again()
         queue.ended(closure, link, lambda: "ended")
     queue.join()
     assert [closure.value.get() for closure in scheduled] == ["ended", "ended"]
+
+
+def test_waiting_for_what_runs_ends_where_no_worker_is_there_any_more():
+    class Link:
+        running = 0
+
+    queue, link = closures.ClosureQueue(numbers := Numbers(), timeout=0.05), Link()
+    queue.joined(link)
+    queue.put([closures.Closure(numbers.open(), RemoteValueImpl(queue.wait_for))])
+    closure = queue.take(link)
+    queue.put_back(closure, link)
+    queue.left(link)
+    with pytest.raises(UnavailableError, match="No worker was there"), queue.alone_here():
+        pytest.fail("it did not wait for the function that is to run again")
+    queue.joined(link)
+    assert queue.take(link) is closure, "nothing waits to be alone any more"
+    queue.ended(closure, link, lambda: "ended")
+    with queue.alone_here():
+        assert closure.value.get() == "ended"
 
 
 def test_an_error_that_is_raised_again_does_not_grow(run):
