@@ -246,7 +246,7 @@ def test_closures_that_come_back_keep_their_order_and_only_those_that_nobody_beg
             scheduled[number].value.get()
     for number in (1, 2):
         assert queue.take(link) is scheduled[number]
-        queue.left_out(scheduled[number], link, failures=0)  # by a worker that knows of the error only
+        queue.left_out(scheduled[number], link)  # by a worker that knows of the error only
         assert queue.take(link) is scheduled[number]
         queue.ended(scheduled[number], link, lambda: "ended")
     with pytest.raises(ValueError, match="it failed"):
@@ -265,7 +265,7 @@ def test_a_closure_that_is_left_out_for_an_error_that_does_not_come_runs_again()
     scheduled = [closures.Closure(numbers.open(), RemoteValueImpl(queue.wait_for)) for _ in range(2)]
     queue.put(scheduled)
     first, second = queue.take(link), queue.take(link)
-    queue.left_out(second, link, failures=0)
+    queue.left_out(second, link)
     queue.put_back(first, link)
     for closure in scheduled:
         assert queue.take(link) is closure

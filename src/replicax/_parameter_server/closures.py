@@ -25,13 +25,14 @@ class Closure:
     Attributes:
         number: by which parameter servers know it.
         value: its result, once it has ended.
+        failures: how many closures had failed when it was scheduled; it is left out after another.
         lost: how many workers were lost while they ran it.
-        may_have_run: whether one of them may have updated something.
+        may_have_run: whether one of them may have updated something: it is not left out then.
     """
 
     def __init__(self, number: int, value: RemoteValueImpl):
         self.number, self.value = number, value
-        self.lost = 0
+        self.failures = self.lost = 0
         self.may_have_run = False
 
 
@@ -70,7 +71,7 @@ class ClosureQueue:
         self._error: BaseException | None = None  # of a closure, to be raised by the next call
         self._lost: UnavailableError | None = None  # a parameter server is gone
         self._stopped = False
-        self.failures = 0  # counts the errors, so that workers leave out what was scheduled before
+        self._failures = 0  # counts the errors, so that workers leave out what was scheduled before
 
     # For the coordinator.
 
@@ -82,6 +83,8 @@ class ClosureQueue:
             while len(self._waiting) >= LIMIT:
                 self._wait(began)
                 self._raise(began)
+            for closure in closures:
+                closure.failures = self._failures
             self._waiting += closures
             self._for_workers.notify_all()
 
@@ -227,6 +230,8 @@ class ClosureQueue:
                     self._running.add(closure)
                     if closure in self._back:
                         self._back.remove(closure)
+                    if closure.may_have_run:
+                        closure.failures = self._failures
                     link.running += 1
                     return closure
                 self._for_workers.wait()
@@ -305,26 +310,21 @@ class ClosureQueue:
             self._end(closure)
             closure.value._fail(error)
             self._error = self._error or error
-            self.failures += 1
+            self._failures += 1
             waiting, self._waiting = self._waiting, deque(each for each in self._waiting if each.may_have_run)
             for other in waiting:
                 if not other.may_have_run:
                     self._cancel(other)
             self._wake_all()
 
-    def left_out(self, closure: Closure, link: Link, failures: int) -> None:
+    def left_out(self, closure: Closure, link: Link) -> None:
         """Notes that a worker has left a closure out, since one before it failed.
 
         It runs again where that failure is not known here: it may be on its way, or lost with the worker, and what
         failed there may end well elsewhere.
-
-        Args:
-            closure: the closure.
-            link: the worker.
-            failures: how many there were when the worker was given the closure.
         """
         with self._lock:
-            if closure.may_have_run or self.failures == failures:
+            if closure.may_have_run or self._failures == closure.failures:
                 return self.put_back(closure, link)
             self._given_back(closure, link)
             self._cancel(closure)

@@ -242,7 +242,7 @@ class WorkerLink:
             session.begun.append(closure)
             return {
                 "closure": closure.number,
-                "failures": self._queue.failures,
+                "failures": closure.failures,
                 "may_be_over": closure.may_be_over,
                 "iterators": iterators,
                 "turn": next(session.turns),
@@ -256,7 +256,7 @@ class WorkerLink:
                 while "changed" in answer:  # no other closure changes anything now, but the coordinator's program may
                     answer, arrays = self._answer(session, closure, self._begin(session, closure))
         if "cancelled" in answer:
-            return self._queue.left_out(closure, self, cast(int, begun["failures"]))
+            return self._queue.left_out(closure, self)
         if "over" in answer:
             return self._queue.ended(closure, self, lambda: OVER)
         count = answer["results"]
