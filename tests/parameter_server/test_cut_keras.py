@@ -25,9 +25,12 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize(("servers", "sharded"), [(1, ()), (3, [TABLE])])
+# What these do is not the same for each element; on one server all is together.
+ON_ONE_SERVER = ["AdamW", "average", "loss scale"]
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_model_with_an_embedding_dropout_and_moving_averages(name, servers, sharded):
+def test_a_model_with_an_embedding_dropout_and_moving_averages(name):
     strategy = rx.OneDeviceStrategy("CPU:0")
     with strategy.scope():
         keras.utils.set_random_seed(0)
@@ -51,7 +54,8 @@ def test_a_model_with_an_embedding_dropout_and_moving_averages(name, servers, sh
 
     ids = np.random.default_rng(0).integers(0, TABLE[0], (32, 5)).astype(np.int32)
     args = jnp.asarray(ids), jnp.asarray(normal(32))
-    outcome = check(simulate(step, args, servers, sharded, together=True), 5e-6)
-    assert outcome.gathered == ids.size * TABLE[1] * 4
-    assert outcome.read < TABLE[0] * TABLE[1] and outcome.shipped < TABLE[0] * TABLE[1]
-    assert not any(update.compared for update in outcome.cut.updates)
+    for servers, sharded in [(3, [TABLE]), *([(1, ())] if name in ON_ONE_SERVER else [])]:
+        outcome = check(simulate(step, args, servers, sharded, together=True), 5e-6)
+        assert outcome.gathered == ids.size * TABLE[1] * 4
+        assert outcome.read < TABLE[0] * TABLE[1] and outcome.shipped < TABLE[0] * TABLE[1]
+        assert not any(update.compared for update in outcome.cut.updates)
