@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -52,14 +54,29 @@ def sum_of_squares(params, x, y):
     return jnp.sum((x @ params["w"] + params["b"] - y) ** 2)
 
 
-def by_hand(transformation, steps=STEPS):
+# Each is one program, also where the replicas run eagerly, which would compile its operations one by one.
+mean_square = jax.jit(jax.value_and_grad(lambda params, x, y, count: sum_of_squares(params, x, y) / count))
+
+
+@functools.cache
+def by_hand(make_optax, steps=STEPS):
     """Optax on the whole batch, without replicax."""
-    params, state = START, transformation.init(START)
-    for _ in range(steps):
+    transformation = make_optax()
+
+    @jax.jit
+    def step(params, state):
         gradients = jax.grad(lambda p: sum_of_squares(p, X, Y) / len(X))(params)
         updates, state = transformation.update(gradients, state, params)
-        params = optax.apply_updates(params, updates)
+        return optax.apply_updates(params, updates), state
+
+    params, state = START, jax.jit(transformation.init)(START)
+    for _ in range(steps):
+        params, state = step(params, state)
     return jax.tree.map(np.asarray, params)
+
+
+def adam():
+    return optax.adam(0.05)
 
 
 def batch(strategy):
@@ -86,15 +103,14 @@ def test_a_pytree_variable(make, way, name, mean):
         optimizer = rx.Optimizer(TRANSFORMATIONS[name](), params, reduce_op="MEAN" if mean else "SUM")
 
     def replica(x, y):
-        share = x.shape[0] if mean else len(X)
-        loss, gradients = jax.value_and_grad(lambda p: sum_of_squares(p, x, y) / share)(params.value())
+        loss, gradients = mean_square(params.value(), x, y, x.shape[0] if mean else len(X))
         optimizer.apply_gradients(gradients)
         return loss
 
     step = way(lambda element: strategy.run(replica, args=element))
     for _ in range(STEPS):
         step(batch(strategy))
-    same(params.numpy(), by_hand(TRANSFORMATIONS[name]()))
+    same(params.numpy(), by_hand(TRANSFORMATIONS[name]))
     for component in getattr(params, "values", (params,)):
         same(component.numpy(), params.numpy())
 
@@ -126,7 +142,7 @@ def test_several_variables_in_each_form(make, way, form):
     step = way(lambda element: strategy.run(replica, args=element))
     for _ in range(STEPS):
         step(batch(strategy))
-    same({"w": w.numpy(), "b": b.numpy()}, by_hand(optax.adam(0.05)))
+    same({"w": w.numpy(), "b": b.numpy()}, by_hand(adam))
 
 
 @over(plain=True)
@@ -172,12 +188,12 @@ def test_without_a_strategy(way):
     optimizer = rx.Optimizer(optax.adam(0.05), params)
 
     def step():
-        optimizer.apply_gradients(jax.grad(lambda p: sum_of_squares(p, X, Y) / len(X))(params.value()))
+        optimizer.apply_gradients(mean_square(params.value(), X, Y, len(X))[1])
 
     run = way(step)
     for _ in range(STEPS):
         run()
-    same(params.numpy(), by_hand(optax.adam(0.05)))
+    same(params.numpy(), by_hand(adam))
 
 
 @over(at_least=2, copies=True, logical=False)
@@ -418,7 +434,14 @@ class Sharded(NamedTuple):
     strategy: rx.MirroredStrategy
     parameters: rx.Variable
     optimizer: rx.Optimizer
-    collectives: dict[str, int]
+    step: Callable[..., None]
+    inputs: list[rx.PerReplica]
+
+    @property
+    def collectives(self) -> dict[str, int]:
+        """How many of each kind the program of a step has."""
+        text = self.step.lower(*self.inputs).compile().as_text()
+        return dict(Counter(one.kind for one in hlo.collectives(text)))
 
 
 # 35 and 80 elements, of which 4 replicas get 9 and 20; a bias, and one number for all.
@@ -447,9 +470,7 @@ def trained(make_optax, n=4, sharded=True, way=rx.function, steps=3, restore=Non
     inputs = [per_replica(strategy, np.split(array, n)) for array in (x, y)]
     for _ in range(steps):
         step(*inputs)
-    text = step.lower(*inputs).compile().as_text() if hasattr(step, "lower") else ""
-    collectives = dict(Counter(one.kind for one in hlo.collectives(text)))
-    return Sharded(strategy, parameters, optimizer, collectives)
+    return Sharded(strategy, parameters, optimizer, step, inputs)
 
 
 def alike(one, other, rtol=2e-5, atol=1e-6):
@@ -531,7 +552,7 @@ def test_a_sharded_state_in_jobs_of_several_workers(make, n, way, monkeypatch):
     strategy = make()
     monkeypatch.setattr(strategy.extended, "_shards_optimizer_state", True)
 
-    def adam():
+    def clipped_adam():
         return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.05))
 
     def of_this_worker(params):
@@ -539,19 +560,18 @@ def test_a_sharded_state_in_jobs_of_several_workers(make, n, way, monkeypatch):
 
     with strategy.scope():
         params = rx.Variable(START)
-        optimizer = rx.Optimizer(adam(), params)
-        first = rx.Optimizer(optax.GradientTransformation(of_this_worker, adam().update), params)
+        optimizer = rx.Optimizer(clipped_adam(), params)
+        first = rx.Optimizer(optax.GradientTransformation(of_this_worker, clipped_adam().update), params)
     assert not optimizer.state._storage.lent  # made where it stays
     assert not first.state.numpy().any()  # the first worker's
 
     def replica(x, y):
-        gradients = jax.grad(lambda p: sum_of_squares(p, x, y) / len(X))(params.value())
-        optimizer.apply_gradients(gradients)
+        optimizer.apply_gradients(mean_square(params.value(), x, y, len(X))[1])
 
     step = way(lambda element: strategy.run(replica, args=element))
     for _ in range(2):
         step(batch(strategy))
-    same(params.numpy(), by_hand(adam(), 2))
+    same(params.numpy(), by_hand(clipped_adam, 2))
     assert optimizer.state.value()[1][0].mu["w"].shape == (3, 2)
 
 
@@ -630,7 +650,7 @@ def test_a_sharded_state_is_read_assigned_and_saved_as_a_whole(tmp_path):
     alike(trained(adam, 1, steps=2, restore=restored(paths[0])), expected)
     alike(trained(adam, 2, steps=2, restore=restored(paths[1])), expected)
 
-    strategy, _, optimizer, _ = trained(adam)
+    strategy, _, optimizer, *_ = trained(adam)
     state = optimizer.state.value()
     assert state[0].mu["w"].shape == (7, 5) and optimizer.state.shape[0].nu["v"] == (5, 16)
     optimizer.state.assign(jax.tree.map(jnp.ones_like, state))
@@ -711,8 +731,9 @@ def test_micro_batches_come_to_the_same(make, way, mean):
         share = len(x) if mean else whole
         return sum_of_squares(params, x, y) / share, {"rows": jnp.ones(2, jnp.int32) * len(x), "mean": jnp.mean(x, 0)}
 
+    gradient = rx.accumulate_gradients(jax.jit(jax.value_and_grad(loss, has_aux=True)), 2, op)
+
     def replica(x, y):
-        gradient = rx.accumulate_gradients(jax.value_and_grad(loss, has_aux=True), 2, op)
         (value, aux), gradients = gradient(params.value(), x, y, whole=len(X))
         optimizer.apply_gradients(gradients)
         return value, aux
@@ -720,7 +741,7 @@ def test_micro_batches_come_to_the_same(make, way, mean):
     step = way(lambda element: strategy.run(replica, args=element))
     for _ in range(STEPS):
         value, aux = step(batch(strategy))
-    same(params.numpy(), by_hand(optax.adam(0.05)))
+    same(params.numpy(), by_hand(adam))
     rows = [part.shape[0] for part in parts_of(strategy, batch(strategy)[0])]
     assert [part.tolist() for part in parts_of(strategy, aux["rows"])] == [[n / 2 if mean else n] * 2 for n in rows]
     means = [np.asarray(part).mean(0) * (1 if mean else 2) for part in parts_of(strategy, batch(strategy)[0])]
