@@ -2,11 +2,12 @@
 
 A program uses it with `ENVIRONMENT`:
 
-    run_python('''
-        from ps_clusters import Cluster
+    run_well('''
         with Cluster(workers=2, servers=1, processes=True) as cluster:
             ...
-    ''', env=ENVIRONMENT)
+    ''', head=HEAD, env=ENVIRONMENT)
+
+`run_here` runs programs whose tasks are in the same process in that of pytest, which is much quicker.
 """
 
 from __future__ import annotations
@@ -23,15 +24,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+import jax
 import numpy as np
 from processes import free_ports
 from tasks import forked
 
 import replicax as rx
 from replicax._base.jax_internals import backend_started
+from replicax._parameter_server.parameter_server import ParameterServer
+from replicax._parameter_server.worker import Worker
 from replicax.coordinator import ClusterCoordinator, Server, experimental_get_current_worker_index
 
 ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parent), "REPLICAX_START_TIMEOUT": "60"}
+
+# Before programs: the names that they use.
+HEAD = """
+    import gc, os, signal, threading, weakref
+    import jax, jax.numpy as jnp, numpy as np
+    import replicax as rx
+    from ps_clusters import FORGETS, UPDATES, Blocked, Cluster, checks, counting, raised
+    from replicax.coordinator import ClusterCoordinator, experimental_get_current_worker_index
+"""
 
 _TASK = """
 import sys, json
@@ -99,19 +112,34 @@ def addresses(workers: int, servers: int) -> dict[str, list[str]]:
 
 
 class _Forked:
-    """A task in a process that was forked from this one; of `subprocess.Popen`, what tests need."""
+    """A process that was forked from this one and runs a program when it is told; of `Popen`, what tests need."""
 
-    def __init__(self, arguments: Sequence[str], env: Mapping[str, str]):
+    def __init__(self) -> None:
         (given, writing), (reading, printed) = os.pipe(), os.pipe()
 
         def run() -> None:
             os.dup2(given, 0), os.dup2(printed, 1)
-            sys.stdin, sys.argv = os.fdopen(0), ["", *arguments]
-            exec(_TASK, {"__name__": "__main__"})
+            os.close(writing), os.close(reading)
+            sys.stdin = os.fdopen(0)
+            if told := sys.stdin.readline():
+                program, arguments, env = json.loads(told)
+                os.environ.clear()
+                os.environ.update(env)
+                sys.argv = ["", *arguments]
+                exec(program, {"__name__": "__main__"})
 
-        self.pid, self._has_ended = forked(run, env), False
+        self.pid, self._has_ended = forked(run, {}), False
         os.close(given), os.close(printed)
         self.stdin, self.stdout = os.fdopen(writing, "w"), os.fdopen(reading)
+
+    def begin(self, program: str, arguments: Sequence[str], env: Mapping[str, str]) -> None:
+        """Has it run a program with these arguments, in this environment."""
+        print(json.dumps([program, arguments, dict(env)]), file=self.stdin, flush=True)
+
+    def poll(self) -> int | None:
+        if not self._has_ended and os.waitpid(self.pid, os.WNOHANG)[0]:
+            self._has_ended = True
+        return 0 if self._has_ended else None
 
     def send_signal(self, number: int) -> None:
         if not self._has_ended:
@@ -133,10 +161,12 @@ class Cluster:
         workers, servers: how many tasks there are.
         processes: whether each is in a process of its own. It is forked from this one, where that uses neither devices
             nor gRPC yet.
-        fresh: whether tasks start in new interpreters in any case.
         partitioner: the strategy's.
         env: is laid over the environment of the tasks.
         hooks: Python code that tasks run before they begin, by their jobs. What it prints comes out of `line`.
+        spares: how many processes are forked for what is started later.
+        of: a cluster whose first tasks it has, in place of tasks of its own. They live on when it ends, and those that
+            have ended are started again.
     """
 
     def __init__(
@@ -147,30 +177,38 @@ class Cluster:
         partitioner: Callable[..., Sequence[int]] | None = None,
         env: Mapping[str, str] | None = None,
         hooks: Mapping[str, str] | None = None,
-        fresh: bool = False,
+        spares: int = 3,
+        of: Cluster | None = None,
     ):
-        self.spec = addresses(workers, servers)
-        self._hooks, self._fresh = hooks or {}, fresh
+        counts = {"worker": workers, "ps": servers}
+        self.spec = {job: of.spec[job][:count] for job, count in counts.items()} if of else addresses(workers, servers)
         self._env = {**os.environ, "JAX_PLATFORMS": "cpu", **(env or {})}
+        self._hooks, self._spares, self._of = hooks or {}, spares, of
+        self._spare: list[_Forked] = []
         self.tasks: dict[tuple[str, int], _Forked | subprocess.Popen[str]] = {}
+        if of:
+            self._hooks, self._spare, self.tasks = of._hooks, of._spare, of.tasks
         self._local: list[Server] = []
         self.strategy: rx.ParameterServerStrategy | None = None
         try:
-            self._begin(processes, partitioner)
+            if of is None:
+                self._begin(processes)
+            self.use(partitioner)
         except BaseException:
             self.close()
             raise
 
-    def _begin(self, processes: bool, partitioner: Callable[..., Sequence[int]] | None) -> None:
+    def _begin(self, processes: bool) -> None:
         names = [(job, index) for job, tasks in self.spec.items() for index in range(len(tasks))]
         if processes:
+            if "grpc" not in sys.modules and not backend_started():
+                self._spare += (_Forked() for _ in range(len(names) + self._spares))
             for job, index in names:
                 self.start(job, index)
             for name in names:
                 self.wait_until_up(*name)
         else:
             self._local += (Server(self.spec, job_name=job, task_index=index) for job, index in names)
-        self.use(partitioner)
 
     def use(self, partitioner: Callable[..., Sequence[int]] | None = None) -> None:
         """Makes a strategy and its coordinator, in place of those that there were."""
@@ -180,10 +218,9 @@ class Cluster:
         self.strategy = rx.ParameterServerStrategy(resolver, partitioner)
         self.coordinator = ClusterCoordinator(self.strategy)
 
-    def start_coordinator(self) -> subprocess.Popen[str]:
+    def start_coordinator(self) -> _Forked | subprocess.Popen[str]:
         """Starts another coordinator of the tasks in a process, and waits until it has scheduled functions."""
-        command = [sys.executable, "-c", _COORDINATOR, json.dumps(self.spec)]
-        started = subprocess.Popen(command, text=True, env=self._env, stdout=subprocess.PIPE)
+        started = self._started(_COORDINATOR, [json.dumps(self.spec)])
         assert started.stdout is not None and started.stdout.readline() == "up\n"
         return started
 
@@ -203,11 +240,21 @@ class Cluster:
         """Starts a task in a process."""
         hook = textwrap.dedent(self._hooks.get(job, ""))
         arguments = [json.dumps(self.spec), job, str(index), hook]
-        if self._fresh or "grpc" in sys.modules or backend_started():
-            command, pipe = [sys.executable, "-c", _TASK, *arguments], subprocess.PIPE
-            self.tasks[job, index] = subprocess.Popen(command, text=True, env=self._env, stdin=pipe, stdout=pipe)
-        else:
-            self.tasks[job, index] = _Forked(arguments, self._env)
+        self.tasks[job, index] = self._started(_TASK, arguments)
+
+    def _started(self, program: str, arguments: Sequence[str]) -> _Forked | subprocess.Popen[str]:
+        if self._spare:
+            process = self._spare.pop()
+            process.begin(program, arguments, self._env)
+            return process
+        command, pipe = [sys.executable, "-c", program, *arguments], subprocess.PIPE
+        return subprocess.Popen(command, text=True, env=self._env, stdin=pipe, stdout=pipe)
+
+    def local(self, job: str) -> list[ParameterServer | Worker]:
+        """Returns the tasks of a job that are in this process."""
+        kind = {"worker": Worker, "ps": ParameterServer}[job]
+        servers = [server for server in self._local if server.server_def.job_name == job]
+        return [task for server in servers for task in server._tasks if type(task) is kind]
 
     def wait_until_up(self, job: str, index: int) -> None:
         """Waits until a task that was started listens."""
@@ -248,6 +295,13 @@ class Cluster:
         self.start(job, index)
         self.wait_until_up(job, index)
 
+    def _start_what_has_ended(self) -> None:
+        ended = [name for name, task in self.tasks.items() if task.poll() is not None]
+        for name in ended:
+            self.start(*name)
+        for name in ended:
+            self.wait_until_up(*name)
+
     def __enter__(self) -> Cluster:
         return self
 
@@ -260,7 +314,9 @@ class Cluster:
         """Ends the strategy and all tasks."""
         if self.strategy is not None:
             self.strategy._cluster.close()
-        for task in self.tasks.values():
+        if self._of:
+            return self._of._start_what_has_ended()
+        for task in (*self.tasks.values(), *self._spare):
             task.kill()
             task.wait()
         for server in self._local:
@@ -295,3 +351,44 @@ def raised(function: Callable[..., object], *args: object, **kwargs: object) -> 
         return "nothing", function(*args, **kwargs), ""
     except Exception as error:
         return type(error).__name__, str(error), "".join(getattr(error, "__notes__", ()))
+
+
+def counting(cluster: Cluster, value: int = 0) -> tuple[rx.Variable, Callable[[], object]]:
+    """Returns a variable on the servers, and a function that adds 1 to it and returns the sum."""
+    with cluster.strategy.scope():
+        count = rx.Variable(value)
+
+    @rx.function
+    def step() -> object:
+        count.assign_add(1)
+        return count.read_value()
+
+    return count, step
+
+
+def checks(right: jax.Array, text: str = "It is not so.") -> None:
+    """Has the function that is being traced fail where this is not true, as an assertion of TensorFlow does."""
+
+    def check(right: np.ndarray) -> None:
+        if not right:
+            raise rx.InvalidArgumentError(text)
+
+    jax.debug.callback(check, right)
+
+
+def in_turn(programs: Mapping[str, str], **options: object) -> str:
+    """Returns a program that runs others, which all use the tasks of one cluster in processes, one after the other.
+
+    Args:
+        programs: by their names; `processes` is True in them.
+        options: the cluster's.
+    """
+    return textwrap.dedent(f"""
+        import functools, ps_clusters, textwrap
+        head = textwrap.dedent(ps_clusters.HEAD)
+        with ps_clusters.Cluster(processes=True, **{options!r}) as tasks:
+            ps_clusters.Cluster = functools.partial(ps_clusters.Cluster, of=tasks)
+            for name, text in {dict(programs)!r}.items():
+                print(name, flush=True)
+                exec(compile(head + textwrap.dedent(text), name, "exec"), {{"__name__": name, "processes": True}})
+    """)

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
-from ps_clusters import ENVIRONMENT
+from ps_clusters import ENVIRONMENT, HEAD, in_turn
 
-PLACES = pytest.mark.parametrize("processes", [False, True], ids=["one process", "processes"])
-
-
-HEAD = """
-    import jax, jax.numpy as jnp, numpy as np, optax
-    import replicax as rx
-    from ps_clusters import Cluster
-    from replicax.coordinator import experimental_get_current_worker_index
-    def raised(function, *args, **kwargs):
-        try:
-            return "nothing", function(*args, **kwargs)
-        except Exception as error:
-            return type(error).__name__, str(error), "".join(getattr(error, "__notes__", ()))
-"""
-
-
-@pytest.fixture
-def run(run_well):
-    return lambda code: run_well(code, head=HEAD, env=ENVIRONMENT)
-
-
-@PLACES
-def test_updates_of_many_closures_add_up(run, processes):
-    run(f"""
-        with Cluster(workers=3, servers=2, processes={processes}) as cluster:
+# Programs that do the same wherever the tasks are; `processes` says it.
+ANYWHERE = {
+    "updates of many closures add up": """
+        with Cluster(workers=3, servers=2) as cluster:
             co = cluster.coordinator
             with cluster.strategy.scope():
                 count, total = rx.Variable(0), rx.Variable(jnp.zeros((4, 3)))
@@ -37,7 +18,7 @@ def test_updates_of_many_closures_add_up(run, processes):
             def step(x):
                 count.assign_add(1)
                 total.assign_add(x)
-                return count.read_value(), {{"twice": [x * 2]}}
+                return count.read_value(), {"twice": [x * 2]}
             values = [co.schedule(step, args=(jnp.full((4, 3), float(i)),)) for i in range(200)]
             co.join()
             results = co.fetch(values)
@@ -47,14 +28,10 @@ def test_updates_of_many_closures_add_up(run, processes):
             assert co.done()
             step(jnp.ones((4, 3)))  # in this process
             assert count.numpy() == 201
-    """)
-
-
-@PLACES
-def test_a_value_computed_of_all_of_the_old_one_loses_no_update(run, processes):
-    """A running product of matrices: no slice of the update goes element by element."""
-    run(f"""
-        with Cluster(workers=3, servers=1, processes={processes}) as cluster:
+    """,
+    # A running product of matrices: no slice of the update goes element by element.
+    "a value computed of all of the old one loses no update": """
+        with Cluster(workers=3, servers=1) as cluster:
             co = cluster.coordinator
             with cluster.strategy.scope():
                 ring = rx.Variable(jnp.arange(1000.0))
@@ -69,14 +46,9 @@ def test_a_value_computed_of_all_of_the_old_one_loses_no_update(run, processes):
             assert ring.numpy()[:3].tolist() == [939.0, 940.0, 941.0], ring.numpy()[:3]
             assert np.argmax(matrix.numpy()[0]) in (1, 19)
             assert (np.linalg.matrix_power(np.roll(np.eye(20), 1, axis=0), 61) == matrix.numpy()).all()
-    """)
-
-
-@PLACES
-@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
-def test_an_embedding_trains_as_on_one_device_with_one_worker(run, processes, sharded):
-    run(f"""
-        partitioner = rx.experimental.partitioners.FixedShardsPartitioner(2) if {sharded} else None
+    """,
+    "an embedding trains as on one device with one worker": """
+        import optax
         rng = np.random.default_rng(0)
         table0, weights0 = rng.normal(size=(500, 8)).astype("f4"), rng.normal(size=(8, 1)).astype("f4")
         def make(strategy):
@@ -95,81 +67,158 @@ def test_an_embedding_trains_as_on_one_device_with_one_worker(run, processes, sh
             rng = np.random.default_rng(1)
             arrays = rng.integers(0, 500, 100).astype("i4"), rng.normal(size=100).astype("f4")
             return rx.data.Dataset.from_tensor_slices(arrays).batch(32).repeat(3)  # the last of each has 4 rows
-        with Cluster(workers=1, servers=2, processes={processes}, partitioner=partitioner) as cluster:
-            table, weights, step = make(cluster.strategy)
-            iterator = iter(cluster.coordinator.create_per_worker_dataset(data))
-            losses = [cluster.coordinator.schedule(step, args=(iterator,)) for _ in range(12)]
-            losses = cluster.coordinator.fetch(losses)
-            served = table.numpy(), weights.numpy()
-            kind = type(table).__name__
         table, weights, step = make(rx.OneDeviceStrategy("CPU:0"))
         iterator = iter(data())
-        np.testing.assert_allclose(losses, [step(iterator) for _ in range(12)], rtol=1e-5)
-        np.testing.assert_allclose(served[0], table.numpy(), rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(served[1], weights.numpy(), rtol=1e-4, atol=1e-6)
-        assert kind == ("ShardedVariable" if {sharded} else "ServedVariable")
-    """)
-
-
-@PLACES
-def test_an_assertion_that_fails_updates_nothing_and_prints_come_out_here(run, processes):
-    done = run(f"""
-        import replicax.tf as tf
-        with Cluster(workers=2, servers=1, processes={processes}) as cluster:
-            co = cluster.coordinator
-            with cluster.strategy.scope():
-                v = tf.Variable(1.0)
-            @tf.function
-            def step(x):
-                tf.debugging.assert_positive(x, message="must be positive")
-                v.assign_add(x)
-                tf.print("x is", x)
-                return x
-            assert co.schedule(step, args=(tf.constant(2.0),)).fetch() == 2.0
-            failing = co.schedule(step, args=(tf.constant(-5.0),))
-            assert raised(failing.fetch)[0] == "InvalidArgumentError", raised(failing.fetch)
-            assert raised(co.join)[0] == "InvalidArgumentError"
-            co.join()
-            assert v.numpy() == 3.0, v.numpy()
-    """)
-    assert "x is 2" in done.stdout + done.stderr
-
-
-@PLACES
-def test_an_error_of_a_dataset_is_the_closures_with_the_workers_traceback(run, processes):
-    run(f"""
-        def broken():
-            def fail(x):
-                raise KeyError("no such word")
-            return rx.data.Dataset.range(3).map(lambda x: rx_numpy(fail, x))
-        def rx_numpy(fail, x):
-            return fail(x)
+        expected = [step(iterator) for _ in range(12)]
+        halves = rx.experimental.partitioners.FixedShardsPartitioner(2)
+        for partitioner, kind in (None, "ServedVariable"), (halves, "ShardedVariable"):
+            with Cluster(workers=1, servers=2, partitioner=partitioner) as cluster:
+                served, others, step = make(cluster.strategy)
+                assert type(served).__name__ == kind
+                iterator = iter(cluster.coordinator.create_per_worker_dataset(data))
+                losses = [cluster.coordinator.schedule(step, args=(iterator,)) for _ in range(12)]
+                np.testing.assert_allclose(cluster.coordinator.fetch(losses), expected, rtol=1e-5)
+                np.testing.assert_allclose(served.numpy(), table.numpy(), rtol=1e-4, atol=1e-6)
+                np.testing.assert_allclose(others.numpy(), weights.numpy(), rtol=1e-4, atol=1e-6)
+    """,
+    "an error of a dataset is the closures with the workers traceback": """
         def data():
             def generate():
                 yield np.float32(1)
                 raise KeyError("no such word")
             return rx.data.Dataset.from_generator(generate, output_signature=rx.TensorSpec([]))
-        with Cluster(workers=1, servers=1, processes={processes}) as cluster:
+        with Cluster(workers=1, servers=1) as cluster:
             co = cluster.coordinator
             iterator = iter(co.create_per_worker_dataset(data))
             step = rx.function(lambda it: next(it))
             assert co.schedule(step, args=(iterator,)).fetch() == 1.0
             kind, text, notes = raised(co.schedule(step, args=(iterator,)).fetch)
             assert "no such word" in text, (kind, text)
-            if {processes}:
+            if processes:
                 assert "generate" in notes and "worker 0" in notes, notes
-    """)
+    """,
+    "each worker has its own of a per worker value": """
+        from replicax.coordinator import PerWorkerValue
+        index = experimental_get_current_worker_index
+        with Cluster(workers=2) as cluster:
+            co = cluster.coordinator
+            value = co.create_per_worker_value(lambda: {"index": index(), "many": np.arange(3.0) + int(index())})
+            assert isinstance(value, PerWorkerValue)
+            step = rx.function(lambda value, x: (index(), value["index"], value["many"] * x))
+            results = co.fetch([co.schedule(step, args=(value, jnp.float32(2))) for _ in range(20)])
+            for here, own, many in results:
+                assert here == own and many.tolist() == [2.0 * (i + here) for i in range(3)]
+            assert raised(co.create_per_worker_value, 5)[0] == "TypeError"
+            assert raised(co.create_per_worker_value, lambda: "text")[0] == "TypeError"
+    """,
+    "per worker datasets are made of all kinds of datasets": """
+        with Cluster(workers=1) as cluster:
+            strategy, co = cluster.strategy, cluster.coordinator
+            data = rx.data.Dataset.range(6)
+            def contexts(context):
+                return data.batch(2).map(lambda x: x + context.input_pipeline_id + context.num_replicas_in_sync)
+            step = rx.function(lambda iterator: next(iterator))
+            for made, first in [
+                (data.batch(2), [0, 1]),
+                (lambda: data.batch(3), [0, 1, 2]),
+                (strategy.experimental_distribute_dataset(data.batch(2)), [0, 1]),
+                (strategy.distribute_datasets_from_function(contexts), [1, 2]),
+                (lambda: strategy.distribute_datasets_from_function(contexts), [1, 2]),
+                (rx.function(lambda: data.batch(4)), [0, 1, 2, 3]),
+            ]:
+                dataset = co.create_per_worker_dataset(made)
+                assert dataset.element_spec.dtype == np.int32
+                assert co.schedule(step, args=(iter(dataset),)).fetch().tolist() == first
+    """,
+    # Messages of 12 MB are taken over as they are; values stay what they were when somebody has them.
+    "large values are nobody elses": """
+        with Cluster(workers=1, servers=1) as cluster:
+            with cluster.strategy.scope():
+                v = rx.Variable(jnp.zeros(3_000_000))
+            ones = np.ones(3_000_000, "float32")
+            v.assign(ones)
+            ones[:] = 7
+            before, array = v.value(), v.numpy()
+            @rx.function
+            def add():
+                v.assign_add(jnp.ones(3_000_000))
+            cluster.coordinator.schedule(add).fetch()
+            v.assign_add(np.ones(3_000_000, "float32"))
+            after = jax.jit(lambda x: x + 1, donate_argnums=0)(v.value())
+            v.assign_sub(after)
+            for value, expected in (before, 1.0), (array, 1.0), (after, 4.0), (v.numpy(), -1.0):
+                assert (np.asarray(value) == expected).all(), (value[:3], expected)
+    """,
+    # Fact 148.
+    "functions of datasets know their worker in all threads": """
+        def index(x):
+            return x * 0 + int(experimental_get_current_worker_index())
+        with Cluster(workers=2) as cluster:
+            co = cluster.coordinator
+            step = rx.function(lambda iterator: (next(iterator), experimental_get_current_worker_index()))
+            numbers = rx.data.Dataset.range(100)
+            for made in (
+                numbers.map(index).prefetch(2),
+                numbers.map(index, num_parallel_calls=2),
+                numbers.map(index, num_parallel_calls=2).prefetch(2),
+                numbers.interleave(lambda x: rx.data.Dataset.from_tensors(x).map(index), num_parallel_calls=2),
+            ):
+                iterator = iter(co.create_per_worker_dataset(lambda: made))
+                for element, worker in co.fetch([co.schedule(step, args=(iterator,)) for _ in range(20)]):
+                    assert element == worker
+    """,
+}
+
+
+@pytest.fixture
+def run(run_here):
+    return lambda code: run_here(code, head=HEAD)
+
+
+@pytest.mark.parametrize("name", ANYWHERE)
+def test_in_one_process(run, name):
+    run("processes = False\n" + textwrap.dedent(ANYWHERE[name]))
+
+
+def test_over_processes(run_well):
+    run_well(in_turn(ANYWHERE, workers=3, servers=2), env=ENVIRONMENT)
+
+
+def test_an_assertion_that_fails_updates_nothing_and_prints_come_out_here(run_well):
+    done = run_well(
+        """
+        with Cluster(workers=2, servers=1, processes=True) as there, Cluster(workers=2, servers=1) as here:
+            import replicax.tf as tf
+            for cluster, two in (there, 2.0), (here, 20.0):
+                co = cluster.coordinator
+                with cluster.strategy.scope():
+                    v = tf.Variable(1.0)
+                @tf.function
+                def step(x):
+                    tf.debugging.assert_positive(x, message="must be positive")
+                    v.assign_add(x)
+                    tf.print("x is", x)
+                    return x
+                assert co.schedule(step, args=(tf.constant(two),)).fetch() == two
+                failing = co.schedule(step, args=(tf.constant(-5.0),))
+                assert raised(failing.fetch)[0] == "InvalidArgumentError", raised(failing.fetch)
+                assert raised(co.join)[0] == "InvalidArgumentError"
+                co.join()
+                assert v.numpy() == 1 + two, v.numpy()
+        """,
+        head=HEAD,
+        env=ENVIRONMENT,
+    )
+    assert {"x is 2", "x is 20"} <= set((done.stdout + done.stderr).splitlines()), done
 
 
 def test_variables_that_are_gone_are_dropped_by_their_servers(run):
     run("""
-        import gc
         with Cluster(workers=1, servers=1) as cluster:
             with cluster.strategy.scope():
                 one = rx.Variable(jnp.zeros(3))
                 other = rx.Variable(jnp.zeros(3))
-            (server,) = [s for s in cluster._local if s.server_def.job_name == "ps"]
-            owners = server._tasks[0]._owners
+            owners = cluster.local("ps")[0]._owners
             (owner,) = owners.values()
             assert len(owner.leaves) == 2
             del other
@@ -266,34 +315,17 @@ def test_several_steps_of_a_call_are_several_closures(run):
     """)
 
 
-@PLACES
-def test_each_worker_has_its_own_of_a_per_worker_value(run, processes):
-    run(f"""
-        from replicax.coordinator import PerWorkerValue, experimental_get_current_worker_index as index
-        with Cluster(workers=2, processes={processes}) as cluster:
-            co = cluster.coordinator
-            value = co.create_per_worker_value(lambda: {{"index": index(), "many": np.arange(3.0) + int(index())}})
-            assert isinstance(value, PerWorkerValue)
-            step = rx.function(lambda value, x: (index(), value["index"], value["many"] * x))
-            results = co.fetch([co.schedule(step, args=(value, jnp.float32(2))) for _ in range(20)])
-            for here, own, many in results:
-                assert here == own and many.tolist() == [2.0 * (i + here) for i in range(3)]
-            assert raised(co.create_per_worker_value, 5)[0] == "TypeError"
-            assert raised(co.create_per_worker_value, lambda: "text")[0] == "TypeError"
-    """)
-
-
-@PLACES
-def test_types_of_64_bits_keys_and_random_numbers_are_kept_whatever_the_tasks_have(run, processes):
+def test_types_of_64_bits_keys_random_numbers_and_ids_are_kept_whatever_the_tasks_have(run_well):
     """The tasks run a program of replicax itself, whose types have 32 bits, the coordinator one of replicax.tf."""
-    run(f"""
-        import replicax.tf as tf
-        with Cluster(workers=1, processes={processes}, fresh=True) as cluster:
+    run_well(
+        """
+        def check(cluster):
             co = cluster.coordinator
             with cluster.strategy.scope():
                 many, small = tf.Variable(2**40, dtype=tf.int64), tf.Variable(1e-300, dtype=tf.float64)
                 generator = tf.random.Generator.from_seed(3)
                 key = rx.Variable(jax.random.key(3))
+                table = tf.Variable(tf.zeros([100, 8]))
             assert many.numpy() == 2**40 and small.numpy() == 1e-300
             @tf.function
             def step(iterator):
@@ -310,35 +342,35 @@ def test_types_of_64_bits_keys_and_random_numbers_are_kept_whatever_the_tasks_ha
             expected = tf.random.Generator.from_seed(3)
             for _, drawn, _, _ in results:
                 assert (drawn == expected.uniform([2]).numpy()).all()
-            assert len({{tuple(r[2].tolist()) for r in results}}) == 3
+            assert len({tuple(r[2].tolist()) for r in results}) == 3
             found = jax.random.key(3)
             for _ in range(3):
                 found = jax.random.split(found, 1)[0]
             assert (jax.random.key_data(key.value()) == jax.random.key_data(found)).all()
-    """)
 
+            assert type(table).__name__ == "ShardedVariable", type(table)
+            @tf.function
+            def step(ids):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids))
+                table.assign_sub(tape.gradient(loss, table))
+                return loss
+            for kind in (tf.int32, tf.int64):
+                co.schedule(step, args=(tf.constant([[1, 2], [3, 99]], dtype=kind),)).fetch()
+            rows = np.flatnonzero(table.numpy()[:, 0])
+            assert rows.tolist() == [1, 2, 3, 99] and (table.numpy()[rows] == -2).all(), table.numpy()[rows]
 
-@PLACES
-def test_per_worker_datasets_are_made_of_all_kinds_of_datasets(run, processes):
-    run(f"""
-        with Cluster(workers=1, processes={processes}) as cluster:
-            strategy, co = cluster.strategy, cluster.coordinator
-            data = rx.data.Dataset.range(6)
-            def contexts(context):
-                return data.batch(2).map(lambda x: x + context.input_pipeline_id + context.num_replicas_in_sync)
-            step = rx.function(lambda iterator: next(iterator))
-            for made, first in [
-                (data.batch(2), [0, 1]),
-                (lambda: data.batch(3), [0, 1, 2]),
-                (strategy.experimental_distribute_dataset(data.batch(2)), [0, 1]),
-                (strategy.distribute_datasets_from_function(contexts), [1, 2]),
-                (lambda: strategy.distribute_datasets_from_function(contexts), [1, 2]),
-                (rx.function(lambda: data.batch(4)), [0, 1, 2, 3]),
-            ]:
-                dataset = co.create_per_worker_dataset(made)
-                assert dataset.element_spec.dtype == np.int32
-                assert co.schedule(step, args=(iter(dataset),)).fetch().tolist() == first
-    """)
+        partitioner = rx.experimental.partitioners.MinSizePartitioner(1 << 10, 2)  # divides the table alone
+        options = {"workers": 1, "servers": 2, "partitioner": partitioner}
+        with Cluster(**options, processes=True) as cluster:
+            import replicax.tf as tf
+            check(cluster)
+        with Cluster(**options) as cluster:
+            check(cluster)
+        """,
+        head=HEAD,
+        env=ENVIRONMENT,
+    )
 
 
 def test_one_worker_runs_closures_in_the_order_in_which_they_were_scheduled(run):
@@ -351,10 +383,10 @@ def test_one_worker_runs_closures_in_the_order_in_which_they_were_scheduled(run)
             def step(number):
                 inversions.assign_add((number < last.value()).astype(int))
                 last.assign(number)
-            for number in range(2000):
+            for number in range(500):
                 co.schedule(step, args=(jnp.asarray(number),))
             co.join()
-            assert last.numpy() == 1999 and inversions.numpy() == 0, (last.numpy(), inversions.numpy())
+            assert last.numpy() == 499 and inversions.numpy() == 0, (last.numpy(), inversions.numpy())
     """)
 
 
@@ -375,55 +407,11 @@ def test_closures_read_variables_of_this_process_while_it_assigns_them(run):
                     v.assign_add(x[0] * 0)
                     return jnp.max(x) - jnp.min(x)
                 values = []
-                for _ in range(300):
+                for _ in range(150):
                     values.append(co.schedule(spread))
                     bump()
                 co.join()
-                assert max(co.fetch(values)) == 0 and w.numpy()[0] == 300
-    """)
-
-
-@PLACES
-def test_rows_of_a_divided_table_have_ids_of_64_bits(run, processes):
-    run(f"""
-        import replicax.tf as tf
-        halves = rx.experimental.partitioners.FixedShardsPartitioner(2)
-        with Cluster(workers=1, servers=2, processes={processes}, partitioner=halves) as cluster:
-            with cluster.strategy.scope():
-                table = tf.Variable(tf.zeros([100, 8]))
-            @tf.function
-            def step(ids):
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids))
-                table.assign_sub(tape.gradient(loss, table))
-                return loss
-            for kind in (tf.int32, tf.int64):
-                cluster.coordinator.schedule(step, args=(tf.constant([[1, 2], [3, 99]], dtype=kind),)).fetch()
-            rows = np.flatnonzero(table.numpy()[:, 0])
-            assert rows.tolist() == [1, 2, 3, 99] and (table.numpy()[rows] == -2).all(), table.numpy()[rows]
-    """)
-
-
-@PLACES
-def test_large_values_are_nobody_elses(run, processes):
-    """Messages of 20 MB are taken over as they are; values stay what they were when somebody has them."""
-    run(f"""
-        with Cluster(workers=1, servers=1, processes={processes}) as cluster:
-            with cluster.strategy.scope():
-                v = rx.Variable(jnp.zeros(5_000_000))
-            ones = np.ones(5_000_000, "float32")
-            v.assign(ones)
-            ones[:] = 7
-            before, array = v.value(), v.numpy()
-            @rx.function
-            def add():
-                v.assign_add(jnp.ones(5_000_000))
-            cluster.coordinator.schedule(add).fetch()
-            v.assign_add(np.ones(5_000_000, "float32"))
-            after = jax.jit(lambda x: x + 1, donate_argnums=0)(v.value())
-            v.assign_sub(after)
-            for value, expected in (before, 1.0), (array, 1.0), (after, 4.0), (v.numpy(), -1.0):
-                assert (np.asarray(value) == expected).all(), (value[:3], expected)
+                assert max(co.fetch(values)) == 0 and w.numpy()[0] == 150
     """)
 
 
@@ -438,28 +426,6 @@ def test_leaves_that_a_program_asks_for_are_read_alone(run):
             for leaves in (storage.kept([1]), storage.taken([1])):
                 assert [leaf.tolist() for leaf in leaves] == [[1, 1]]
             assert asked == [[storage.places[1]]] * 2
-    """)
-
-
-@PLACES
-def test_functions_of_datasets_know_their_worker_in_all_threads(run, processes):
-    """Fact 148."""
-    run(f"""
-        def index(x):
-            return x * 0 + int(experimental_get_current_worker_index())
-        with Cluster(workers=2, processes={processes}) as cluster:
-            co = cluster.coordinator
-            step = rx.function(lambda iterator: (next(iterator), experimental_get_current_worker_index()))
-            numbers = rx.data.Dataset.range(100)
-            for made in (
-                numbers.map(index).prefetch(2),
-                numbers.map(index, num_parallel_calls=2),
-                numbers.map(index, num_parallel_calls=2).prefetch(2),
-                numbers.interleave(lambda x: rx.data.Dataset.from_tensors(x).map(index), num_parallel_calls=2),
-            ):
-                iterator = iter(co.create_per_worker_dataset(lambda: made))
-                for element, worker in co.fetch([co.schedule(step, args=(iterator,)) for _ in range(20)]):
-                    assert element == worker
     """)
 
 
@@ -479,7 +445,7 @@ def test_parts_of_a_sharded_variable_are_the_same_objects_each_time(run):
 
 def test_values_of_workers_are_told_apart_from_other_arrays_and_fit_signatures(run):
     run("""
-        from replicax.coordinator import experimental_get_current_worker_index as index
+        index = experimental_get_current_worker_index
         with Cluster(workers=2, servers=1) as cluster:
             co = cluster.coordinator
             five = jnp.float32(5)
