@@ -16,7 +16,6 @@ import tempfile
 import numpy as np
 
 import replicax.tf as tf
-from replicax.tf import keras
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--width", type=int, default=16384, help="of the embedding")
@@ -41,6 +40,8 @@ else:
     addresses = [server.target.removeprefix("grpc://") for server in servers]
     cluster_spec = tf.train.ClusterSpec({"worker": addresses[:3], "ps": addresses[3:]})
     cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster_spec, rpc_layer="grpc")
+
+keras = tf.keras  # which parameter servers and workers need not import
 
 NUM_PS = cluster_resolver.cluster_spec().num_tasks("ps")
 variable_partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
