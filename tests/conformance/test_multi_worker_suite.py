@@ -11,13 +11,21 @@ from processes import Workers
 TESTS = Path(__file__).parents[1]
 # Those that have a test over all strategies, several processes among them: collecting the others would take seconds.
 OVER_STRATEGIES = re.compile(r"^@(over|dealt)\((?!.*processes=1)", re.MULTILINE)
+# What these show does not depend on there being several processes, or another test shows it of them.
+ELSEWHERE = {
+    "test_checkpoint.py",  # test_checkpoint_workers.py has what a job of several needs
+    "test_contexts.py",  # a context is a matter of threads
+    "test_control_flow.py",  # of how a program is traced
+    "test_deprecated.py",  # of names
+    "test_keras.py",  # whose import takes long: examples/multi_worker.py and test_exact_resume.py train its models
+    "test_uneven_replicas.py",  # test_multi_worker_input.py has uneven batches
+}
 SHARED = [
     str(path)
     for path in sorted(TESTS.rglob("test_*.py"))
     if OVER_STRATEGIES.search(path.read_text())
     and "multi_worker" not in path.name  # which -k finds too
-    # test_checkpoint_workers.py has what a job of several needs, and test_multi_worker_input.py uneven batches.
-    and path.name not in ("test_checkpoint.py", "test_uneven_replicas.py")
+    and path.name not in ELSEWHERE
 ]
 
 # Every worker runs pytest. The strategy is made before the first test, as in a user's program.
@@ -42,8 +50,12 @@ sys.exit(int(status))
 """
 
 
+# Of functions those that read datasets: the tests of variables, of optimizers and of `run` compile others.
+EAGERLY = "multi_worker and not compiled and (dataset or iterator or uneven or not test_function.py)"
+
+
 @pytest.mark.parametrize(
-    "devices, tests, at_least", [(1, "multi_worker and compiled", 130), (2, "multi_worker and not compiled", 160)]
+    "devices, tests, at_least", [(1, "multi_worker and compiled", 130), (2, EAGERLY, 150)], ids=["compiled", "eagerly"]
 )
 def test_the_shared_tests_hold_with_two_workers(devices, tests, at_least, tmp_path):
     """Two processes, with one replica each and with two each; each worker passes that many tests.
