@@ -33,6 +33,7 @@ import replicax as rx
 from replicax._base.jax_internals import backend_started
 from replicax._parameter_server.parameter_server import ParameterServer
 from replicax._parameter_server.worker import Worker
+from replicax._transport.handlers import Answer
 from replicax.coordinator import ClusterCoordinator, Server, experimental_get_current_worker_index
 
 ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parent), "REPLICAX_START_TIMEOUT": "60"}
@@ -42,7 +43,7 @@ HEAD = """
     import gc, os, signal, threading, weakref
     import jax, jax.numpy as jnp, numpy as np
     import replicax as rx
-    from ps_clusters import FORGETS, UPDATES, Blocked, Cluster, checks, counting, raised
+    from ps_clusters import FORGETS, UPDATES, Blocked, Cluster, checks, counting, moved, raised
     from replicax.coordinator import ClusterCoordinator, experimental_get_current_worker_index
 """
 
@@ -376,19 +377,48 @@ def checks(right: jax.Array, text: str = "It is not so.") -> None:
     jax.debug.callback(check, right)
 
 
-def in_turn(programs: Mapping[str, str], **options: object) -> str:
-    """Returns a program that runs others, which all use the tasks of one cluster in processes, one after the other.
+def moved(cluster: Cluster, run: Callable[[], object]) -> int:
+    """Returns the bytes of arrays that the only worker, in this process, exchanges with servers during a call."""
+    (session,) = cluster.local("worker")[0]._sessions.values()
+    found: list[int] = []
+
+    def counted(call: Callable[..., Answer]) -> Callable[..., Answer]:
+        def count(
+            method: str, head: Mapping[str, object], arrays: Sequence[jax.Array] = (), **options: float
+        ) -> Answer:
+            answer, back = call(method, head, arrays, **options)
+            found.extend(array.nbytes for array in (*arrays, *back))
+            return answer, back
+
+        return count
+
+    peers = session.servers._peers
+    for peer in peers:
+        peer.call = counted(peer.call)
+    try:
+        run()
+    finally:
+        for peer in peers:
+            del peer.call
+    return sum(found)
+
+
+def in_turn(programs: Mapping[str, str], head: str = HEAD, **options: object) -> str:
+    """Returns a program that runs others one after the other, which saves the imports.
 
     Args:
-        programs: by their names; `processes` is True in them.
-        options: the cluster's.
+        programs: by their names; in them `processes` says whether tasks are processes.
+        head: what they begin with.
+        options: of a cluster with tasks in processes, which all of them use; without any, each makes its own.
     """
     return textwrap.dedent(f"""
-        import functools, ps_clusters, textwrap
-        head = textwrap.dedent(ps_clusters.HEAD)
-        with ps_clusters.Cluster(processes=True, **{options!r}) as tasks:
-            ps_clusters.Cluster = functools.partial(ps_clusters.Cluster, of=tasks)
+        import contextlib, functools, ps_clusters, textwrap
+        head, options = textwrap.dedent({head!r}), {options!r}
+        with ps_clusters.Cluster(processes=True, **options) if options else contextlib.nullcontext() as tasks:
+            if options:
+                ps_clusters.Cluster = functools.partial(ps_clusters.Cluster, of=tasks)
             for name, text in {dict(programs)!r}.items():
                 print(name, flush=True)
-                exec(compile(head + textwrap.dedent(text), name, "exec"), {{"__name__": name, "processes": True}})
+                names = {{"__name__": name, "processes": bool(options)}}
+                exec(compile(head + textwrap.dedent(text), name, "exec"), names)
     """)
