@@ -53,12 +53,21 @@ def test_all_stop_one_step_after_the_most_that_anybody_has_begun():
         assert steps_until_saved(gate) == 3 - i and gate.is_next_closed()
         own = ["worker 2 has received SIGTERM"] if i == 2 else []
         assert gate.notices == [*own, "worker 0 has received SIGTERM"]
-    ends = {}
+    ends, posted = {}, threading.Semaphore(0)
+    for i, gate in gates.items():
+
+        def tell(kind, message, i=i):
+            agreement.take(i, kind, message, 0.0)
+            posted.release()
+
+        gate.connect(tell, f"worker {i}")
     threads = [threading.Thread(target=lambda i=i: ends.update({i: gates[i].saved(0.0)})) for i in gates]
     for thread in threads:
         thread.start()
-    while (go := agreement.next_order(everybody, 0.0)) is None:
-        pass
+    for _ in gates:
+        assert posted.acquire(timeout=60.0)
+    go = agreement.next_order(everybody, 0.0)
+    assert go == {"order": "go", "final": True}
     for gate in gates.values():
         gate.obey(go)
     for thread in threads:
@@ -174,9 +183,10 @@ def test_a_function_is_asked_until_it_has_a_notice_and_its_exception_is_kept(own
     assert asked.wait(60.0) and got == [("is to end", 7.0)] and not watch.problems
 
     failing = Watch([lambda: 1 // 0])
-    while not failing.problems:
-        pass
-    assert isinstance(failing.problems[0], ZeroDivisionError)
+    for thread in threading.enumerate():
+        if thread.name == "replicax-preemption-notice":
+            thread.join(60.0)
+    assert [type(problem) for problem in failing.problems] == [ZeroDivisionError]
 
 
 def test_a_watch_that_is_gone_asks_no_longer(monkeypatch):
