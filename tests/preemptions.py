@@ -83,7 +83,7 @@ def preempt(folder: Path, run: int, choice: random.Random) -> tuple[Seen, str]:
     env = {"FOLDER": str(folder / "checkpoints"), **taken}
     with Workers(folder / f"run{run}", 3, PROGRAM, env=env) as workers:
         workers.wait_for("ready")
-        time.sleep(choice.uniform(0.0, 2.0))  # no wait for anything: the moment is what is tried
+        time.sleep(choice.uniform(0.0, 1.0))  # no wait for anything: the moment is what is tried
         which = tuple(choice.sample(range(3), choice.choice([1, 1, 1, 2])))
         since = [workers.send(worker, signal.SIGTERM) for worker in which][0]
         done = workers.join(timeout=60)

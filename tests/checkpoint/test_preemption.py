@@ -298,25 +298,6 @@ print("not reached", flush=True)
     assert done.returncode == -signal.SIGTERM and done.stdout == "alive\n", done.stderr
 
 
-def test_a_forked_child_ends_by_the_signal(run_python, tmp_path):
-    """As data loaders are ended."""
-    done = run_python(f"""
-import multiprocessing, signal, threading, warnings
-import replicax as rx
-warnings.simplefilter("ignore")  # JAX has threads
-handler = rx.experimental.PreemptionCheckpointHandler(None, rx.train.Checkpoint(v=rx.Variable(0.0)), {str(tmp_path)!r})
-context = multiprocessing.get_context("fork")
-begun = context.Event()
-child = context.Process(target=lambda: (begun.set(), threading.Event().wait()))
-child.start()
-begun.wait()
-child.terminate()
-child.join()
-print(child.exitcode, signal.getsignal(signal.SIGTERM).__name__)
-""")
-    assert done.returncode == 0 and done.stdout == "-15 on_sigterm\n", done.stderr
-
-
 def test_made_in_another_thread_the_handler_leaves_the_signal_alone_and_says_so(tmp_path):
     before, made_there = signal.getsignal(signal.SIGTERM), []
 

@@ -6,15 +6,11 @@ import os
 import random
 import re
 import signal
-import sys
 import textwrap
 
 import pytest
-from launching import Launch
 from preemptions import finish, preempt
 from processes import Workers
-
-HEARTBEAT = 3.0
 
 # `step()` needs all workers. A worker that is told to reads a line from its FIFO at the places that a test names.
 START = """
@@ -141,10 +137,11 @@ def test_signals_while_saving_are_part_of_the_same_notice(folder):
 
 
 FREE = """
+    import time
     handler = make()
     mark("ready")
     while True:
-        handler.run(lambda: None)
+        handler.run(lambda: time.sleep(0.01))  # so that a worker that goes on for a while leaves time to the others
 """
 
 
@@ -155,13 +152,13 @@ def test_a_worker_that_is_frozen_or_killed_during_the_agreement_is_named(folder,
     with job(folder, FREE) as workers:
         workers.wait_for("ready")
         workers.send(frozen, signal.SIGSTOP)
-        since = workers.send(1, signal.SIGTERM)
+        workers.send(1, signal.SIGTERM)
         if then is not None:
             workers.send(frozen, then)
         done = workers.join(timeout=60)
     for index, ended in done.items():
         if index != frozen:
-            assert ended.returncode == 70 and ended.ended - since < HEARTBEAT + 10, workers.output()
+            assert ended.returncode == 70, workers.output()
             assert f"worker {frozen} (127.0.0.1:" in ended.stderr, workers.output()
     assert not (folder / "ck" / "checkpoint").exists()
 
@@ -220,25 +217,25 @@ def test_a_signal_before_the_first_and_after_the_last_step(folder, when):
         strategy.run(lambda: rx.get_replica_context().all_reduce("SUM", jnp.float32(1.0)))
     print("ends at", handler.total_run_calls, flush=True)
     """
-    with job(folder, program, each=[{"WHEN": when}] * 3) as workers:
+    with job(folder, program, count=2, each=[{"WHEN": when}] * 2) as workers:
         workers.wait_for("ready")
         workers.send(0, signal.SIGTERM)
         let_go(folder)
         done = workers.join()
     assert len(set(last_lines(done))) == 1, workers.output()
     if when == "before":  # the others may have begun their first step
-        assert statuses(done) == [42] * 3 and last_lines(done)[0] in ("left at 1", "left at 2"), workers.output()
+        assert statuses(done) == [42] * 2 and last_lines(done)[0] in ("left at 1", "left at 2"), workers.output()
     else:
-        assert statuses(done) == [0] * 3 and last_lines(done)[0] == "ends at 3", workers.output()
+        assert statuses(done) == [0] * 2 and last_lines(done)[0] == "ends at 3", workers.output()
 
 
 def test_a_function_on_one_worker_ends_a_loop_of_ones_own_whose_variables_nobody_shares(folder):
-    """Though each worker could save alone, they save one checkpoint together; then three go on as one."""
+    """Though each worker could save alone, they save one checkpoint together; then both go on as one."""
     program = """
     checkpoint = rx.train.Checkpoint(steps=(steps := rx.Variable(0)))
     def make(**config):
         return Handler(strategy.cluster_resolver, checkpoint, os.path.join(folder, "ck"), Config(**config))
-    handler = make(termination_watcher_fn=(lambda: int(steps) >= 10) if me == 2 else None)
+    handler = make(termination_watcher_fn=(lambda: int(steps) >= 10) if me == 1 else None)
     print("begins at", handler.total_run_calls, int(steps), flush=True)
     if handler.total_run_calls:
         sys.exit()
@@ -250,15 +247,15 @@ def test_a_function_on_one_worker_ends_a_loop_of_ones_own_whose_variables_nobody
     finally:
         print("stops at", handler.total_run_calls, int(steps), flush=True)
     """
-    with job(folder, program) as workers:
+    with job(folder, program, count=2) as workers:
         done = workers.join()
-    assert statuses(done) == [42] * 3 and len(set(last_lines(done))) == 1, workers.output()
+    assert statuses(done) == [42] * 2 and len(set(last_lines(done))) == 1, workers.output()
     calls, steps = last_lines(done)[0].removeprefix("stops at ").split()
     assert calls == steps and int(steps) >= 10
     assert sorted(os.listdir(folder / "ck")) == ["checkpoint", "ckpt-1"]
-    with job(folder, program) as workers:
+    with job(folder, program, count=2) as workers:
         done = workers.join()
-    assert last_lines(done) == [f"begins at {calls} {steps}"] * 3, workers.output()
+    assert last_lines(done) == [f"begins at {calls} {steps}"] * 2, workers.output()
 
 
 def test_a_grace_period_is_used_on_all_workers(folder):
@@ -276,22 +273,23 @@ def test_a_grace_period_is_used_on_all_workers(folder):
     while True:
         handler.run(step)
     """
-    with job(folder, program) as workers:
+    with job(folder, program, count=2) as workers:
         workers.wait_for("ready")
-        for worker in (1, 0, 2):  # one each, as from the launcher
+        for worker in (1, 0):  # one each, as from the launcher
             workers.send(worker, signal.SIGTERM)
         workers.wait_for("saved")
         workers.send(1, signal.SIGTERM)
         done = workers.join()
-    assert statuses(done) == [42] * 3, workers.output()
+    assert statuses(done) == [42] * 2, workers.output()
     saves = [[line for line in ended.stdout.splitlines() if line.startswith("saves")] for ended in done.values()]
-    assert saves[0] == saves[1] == saves[2] and len(saves[0]) == 2, workers.output()
+    assert saves[0] == saves[1] and len(saves[0]) == 2, workers.output()
     assert sorted(os.listdir(folder / "ck")) == ["checkpoint", "ckpt-1", "ckpt-2"]
 
 
 def test_a_forked_child_of_a_worker_ends_by_the_signal(folder):
+    """As data loaders are ended."""
     program = """
-    import multiprocessing, threading
+    import multiprocessing, signal, threading
     handler = make()
     handler.run(step)
     context = multiprocessing.get_context("fork")
@@ -302,11 +300,11 @@ def test_a_forked_child_of_a_worker_ends_by_the_signal(folder):
     child.terminate()
     child.join()
     handler.run(step)
-    print(child.exitcode, flush=True)
+    print(child.exitcode, signal.getsignal(signal.SIGTERM).__name__, flush=True)
     """
     with job(folder, program, count=2) as workers:
         done = workers.join()
-    assert last_lines(done) == ["-15", "-15"] and statuses(done) == [0, 0], workers.output()
+    assert last_lines(done) == ["-15 on_sigterm"] * 2 and statuses(done) == [0, 0], workers.output()
 
 
 def test_one_worker_alone(folder):
@@ -342,32 +340,6 @@ def test_a_watcher_on_every_worker_hears_of_a_notice(folder):
         workers.send(1, signal.SIGTERM)
         done = workers.join()
     assert last_lines(done) == ["worker 1 has received SIGTERM"] * 2 and statuses(done) == [0, 0], workers.output()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_the_launcher_starts_a_preempted_job_again_and_it_ends_as_if_nothing_had_been(tmp_path):
-    program = """
-    sys.path.insert(0, os.getcwd())
-    import jax.numpy as jnp
-    import replicax as rx
-    strategy = rx.MultiWorkerMirroredStrategy()
-    with strategy.scope():
-        v = rx.Variable(0.0)
-    checkpoint = rx.train.Checkpoint(v=v)
-    handler = rx.experimental.PreemptionCheckpointHandler(strategy.cluster_resolver, checkpoint, "ck")
-    def step():
-        strategy.run(lambda: v.assign_add(rx.get_replica_context().all_reduce("SUM", jnp.float32(1.0))))
-    for number in range(handler.total_run_calls, 40):
-        if attempt == 0 and number == 20 and task == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        handler.run(step)
-    print("ended after", attempt, "restarts at", handler.total_run_calls, float(v))
-    """
-    env = {"JAX_NUM_CPU_DEVICES": None}
-    with Launch(tmp_path, "--workers 2 --max-restarts 1 --devices-per-worker 1", program, env=env) as launch:
-        assert launch.wait(120) == 0, launch.output
-    assert launch.out.count("ended after 1 restarts at 40 80.0") == 2, launch.output
-    assert launch.err.count("restart after a preemption") == 1
 
 
 def test_a_signal_to_a_worker_that_is_ending_begins_nothing(folder):
