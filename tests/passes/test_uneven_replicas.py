@@ -50,7 +50,10 @@ def with_an_optimizer(strategy):
         def loss(weights):
             return jnp.sum(jnp.tanh(x @ weights[0] + weights[1]) ** 2) / 6
 
-        value, gradients = jax.value_and_grad(loss)([layer.value() for layer in layers])
+        gradient = jax.value_and_grad(loss)
+        if not isinstance(x, jax.core.Tracer):
+            gradient = jax.jit(gradient)  # which compiles sooner for each eager replica than one operation at a time
+        value, gradients = gradient([layer.value() for layer in layers])
         optimizer.apply_gradients(gradients)
         return value
 
@@ -181,7 +184,7 @@ def look(strategy, nest):
 
 two, four = functools.partial(mirrored, 2), functools.partial(mirrored, 4)
 CASES = [
-    *((two, program) for program in PROGRAMS),
+    *((two, program) for program in PROGRAMS if program not in (with_an_optimizer, with_variables)),
     *((make, program) for make in (four, central) for program in (with_an_optimizer, with_variables)),
 ]
 
