@@ -15,14 +15,15 @@ from processes import Ended, Workers, told_by
 STEPS = 12
 INTERVAL = 3
 
-# What the parts below share: a job that saves every INTERVAL steps, and is killed after step KILL_AT by worker VICTIM.
+# What the parts below share: a job that saves every INTERVAL steps. After step STOP_AT, worker VICTIM kills it; if the
+# step is negative, the first worker copies what was saved by then, as a job that is killed there leaves it.
 HEAD = """
-import hashlib, json, os, pathlib, signal, sys
+import hashlib, json, os, pathlib, shutil, signal, sys
 import jax, jax.numpy as jnp, numpy as np, optax
 import replicax as rx
 import replicax.tf as tf
 
-folder, steps, interval, kill_at, victim = json.loads(os.environ["RESUME"])
+folder, steps, interval, stop_at, victim = json.loads(os.environ["RESUME"])
 strategy = rx.MultiWorkerMirroredStrategy()
 me = strategy.cluster_resolver.task_id or 0
 killed = pathlib.Path(folder) / "killed"
@@ -37,9 +38,11 @@ def go(train, objects, step, of_weights):
     while int(step) < steps:
         loss = float(train())
         print(json.dumps([int(step), loss.hex()]), file=log)
-        if int(step) == kill_at and me == victim and not killed.exists():
+        if int(step) == stop_at and me == victim and not killed.exists():
             killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        if int(step) == -stop_at and me == 0:
+            shutil.copytree(pathlib.Path(folder) / "saved", pathlib.Path(folder) / "copied")
         manager.save()
     assert checkpoint.report().complete, str(checkpoint.report())
     leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(of_weights())]
@@ -191,14 +194,14 @@ def told(folder: Path, workers: int) -> list[dict[str, list[str]]]:
     return found
 
 
-def settings(folder: Path, kill_at: int, victim: int) -> dict[str, str]:
+def settings(folder: Path, stop_at: int, victim: int) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
-    return {"RESUME": json.dumps([str(folder), STEPS, INTERVAL, kill_at, victim])}
+    return {"RESUME": json.dumps([str(folder), STEPS, INTERVAL, stop_at, victim])}
 
 
-def run(folder: Path, name: str, workers: int, kill_at: int = 0, victim: int = 0) -> dict[int, Ended]:
+def run(folder: Path, name: str, workers: int, stop_at: int = 0, victim: int = 0) -> dict[int, Ended]:
     """Runs a job once."""
-    env = settings(folder, kill_at, victim)
+    env = settings(folder, stop_at, victim)
     started = folder / f"job{len(list(folder.glob('job*')))}"
     with Workers(started, workers, HEAD + PROGRAMS[name], env=env) as job:
         return job.join(timeout=120)
@@ -219,22 +222,44 @@ def check(undisturbed: list[dict[str, list[str]]], resumed: list[dict[str, list[
     assert again <= INTERVAL * len(resumed)
 
 
-CASES = [("plain", 1), ("plain", 3), ("keras", 2), ("nnx", 2), ("random", 2)]
+KILLED = [1, 3]
+COPIED = [("keras", 2), ("nnx", 2), ("random", 2)]
 if os.environ.get("REPLICAX_TEST_STRATEGIES"):  # beside a whole run, such as on another JAX
-    CASES = [("plain", 3), ("keras", 1), ("nnx", 1), ("random", 2)]
+    KILLED, COPIED = [3], [("keras", 1), ("nnx", 1), ("random", 2)]
 
 
-@pytest.mark.parametrize("name, workers", CASES)
-def test_a_killed_job_goes_on_to_the_bit(tmp_path, name, workers):
+def chosen(name: str, workers: int) -> tuple[int, int]:
+    """Returns a step behind the first save, and a worker."""
     for module in REQUIRES[name]:
         pytest.importorskip(module)
     chance = random.Random(f"{name} {workers}")
-    kill_at, victim = chance.randrange(INTERVAL + 2, STEPS), chance.randrange(workers)  # after the first save
-    assert succeeded(run(tmp_path / "undisturbed", name, workers))
-    done = run(tmp_path / "killed", name, workers, kill_at, victim)
+    return chance.randrange(INTERVAL + 2, STEPS), chance.randrange(workers)
+
+
+@pytest.mark.parametrize("workers", KILLED)
+def test_a_killed_job_goes_on_to_the_bit(tmp_path, workers):
+    kill_at, victim = chosen("plain", workers)
+    assert succeeded(run(tmp_path / "undisturbed", "plain", workers))
+    done = run(tmp_path / "killed", "plain", workers, kill_at, victim)
     assert done[victim].returncode == -signal.SIGKILL and all(worker.returncode for worker in done.values()), done
-    assert succeeded(run(tmp_path / "killed", name, workers, kill_at, victim))
+    assert succeeded(run(tmp_path / "killed", "plain", workers, kill_at, victim))
     check(told(tmp_path / "undisturbed", workers), told(tmp_path / "killed", workers))
+
+
+@pytest.mark.parametrize("name, workers", COPIED)
+def test_a_job_goes_on_to_the_bit_from_what_another_had_saved_at_some_step(tmp_path, name, workers):
+    step, _ = chosen(name, workers)
+    step -= step % INTERVAL == 1  # when nobody saves
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    assert succeeded(run(whole, name, workers, -step))
+    resumed.mkdir()
+    (whole / "copied").rename(resumed / "saved")
+    assert succeeded(run(resumed, name, workers))
+    expected, found = told(whole, workers), told(resumed, workers)
+    for before, after in zip(expected, found, strict=True):
+        first = min(int(key) for key in after if key != "weights")
+        assert step - INTERVAL < first <= step
+        assert after == {step: before[step] for step in (*map(str, range(first, STEPS + 1)), "weights")}
 
 
 def test_a_job_that_the_launcher_restarts_goes_on_to_the_bit(tmp_path):
