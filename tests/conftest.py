@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import itertools
 import os
 import pickle
 import signal
@@ -66,8 +67,21 @@ def pytest_collection_finish() -> None:
             "A test file imports replicax.tf, which changes settings of JAX and how arrays are shown for all tests of "
             "its process: do it in a program of its own (`run_python`)."
         )
+    _freeze()
+
+
+_tests = itertools.count(1)
+
+
+def pytest_runtest_setup() -> None:
+    if next(_tests) % 100 == 0:
+        _freeze()  # what tests left behind in caches
+
+
+def _freeze() -> None:
+    """Has the collector leave alone what is there by now and stays: looking at it again and again takes its time."""
     gc.collect()
-    gc.freeze()  # what is there by now stays: the collector need not look at it again and again
+    gc.freeze()
 
 
 def _keep_programs(folder: Path) -> None:
