@@ -31,10 +31,6 @@ SERVER = """
             table.assign(table * 2)
         def fails(x):
             raise rx.InvalidArgumentError("not this one")
-        def loop(x):
-            import jax
-            return jax.lax.while_loop(lambda s: s[0] < 2**31 - 1, lambda s: (s[0] + 1, s[1] + x), (0, x))[1]
-
         def rounds(n):
             import jax
             return jax.lax.while_loop(lambda i: i < n, lambda i: i + 1, 0)
@@ -52,7 +48,6 @@ SERVER = """
         pair, other = Pair(number, [number]), {"v": number, "u": number}
         server.register("pair", rx.function(lambda p, d: p.first + p.second[0] + d["u"], input_signature=[pair, other]))
         server.register("rounds", rx.function(rounds, input_signature=[number]))
-        server.register("loop", rx.function(loop, input_signature=[rx.TensorSpec([])]))
         server.start()
         serve.kept = server
         return server.address
@@ -69,7 +64,7 @@ def test_values_structures_and_variables_of_a_server_in_another_process(run):
     with started(serve) as server:
         import jax, jax.numpy as jnp, numpy as np
         client = rpc.Client.create("grpc", server.address, timeout_in_ms=60_000)
-        names = ["add", "bfloat16", "bump", "concrete", "large", "loop", "nested", "nothing", "pair", "rounds", "table"]
+        names = ["add", "bfloat16", "bump", "concrete", "large", "nested", "nothing", "pair", "rounds", "table"]
         assert client.list() == names and all(hasattr(client, name + "_blocking") for name in names)
         result = client.call("add", args=[jnp.int32(2), 3], output_specs=rx.TensorSpec([], "int32"))
         assert result.is_ok() and isinstance(result.is_ok(), jax.Array) and result.get_value() == 5
@@ -127,7 +122,6 @@ def test_errors_have_tensorflows_codes_and_types(run):
         check(client.call("add", [1]), 3, invalid, "'add' takes 2 tensors, got 1")
         check(client.add(1.0, 2), 3, invalid, "Argument 0 of 'add'", "int32", "float32")
         check(client.call("add", [[1, 2]] * 2), 3, invalid, "takes 2 tensors, got 4")
-        check(client.loop(1.0, timeout_in_ms=300), 4, DeadlineExceededError, "0.3 s")
         for call in (lambda: client.add_blocking(1), lambda: client.add(1, [2]), lambda: client.nothing(1)):
             assert type(raised(call)) is ValueError and "nested structure" in str(raised(call))
         assert type(raised(lambda: client.add(1, object()))) is TypeError
@@ -140,6 +134,8 @@ def test_errors_have_tensorflows_codes_and_types(run):
         traced = rx.function(lambda x: client.add_blocking(x, x), autograph=False)
         assert "make it outside" in str(raised(lambda: traced(jnp.int32(1))))
         assert client.add_blocking(1, 2) == 3
+        check(client.rounds(200_000_000, timeout_in_ms=20), 4, DeadlineExceededError, "0.02 s")
+        assert client.add_blocking(1, 2) == 3
         server.end()
         check(client.add(1, 2), 14, UnavailableError, server.address)
     """)
@@ -149,7 +145,7 @@ def test_a_call_goes_on_when_its_client_is_deleted(run):
     run("""
     with started(serve) as server:
         import gc, threading, weakref
-        n = 100_000_000
+        n = 30_000_000
         assert rpc.Client.create("grpc", server.address).rounds(n).get_value() == n
         client = rpc.Client.create("grpc", server.address)
         deleted = threading.Event()

@@ -161,30 +161,37 @@ def test_a_service_that_was_started_again_refuses_calls_that_were_meant_for_the_
         """)
 
 
-@pytest.mark.parametrize("way", ["SIGKILL", "SIGSTOP", "close"])
-def test_a_service_is_told_when_a_caller_is_gone(run, way):
-    run(f"""
-        import os, signal, threading, time
-        from tasks import task
+def test_a_service_is_told_when_a_caller_is_gone(run):
+    run("""
+        import os, signal, threading
+        from tasks import started
         reading, writing = os.pipe()
         def stay(request):
             request.on_close(lambda: os.write(writing, b"c"))
-            return {{}}, []
-        with task({{"stay": stay}}) as other:
-            child = os.fork()
-            if not child:
-                from replicax._transport.peer import connect
-                peer = connect(other.address)
-                peer.call("stay")
-                if {way!r} == "close":
-                    peer.close()
-                os.write(writing, b"r")
-                threading.Event().wait()
-            if {way!r} != "close":
-                assert os.read(reading, 1) == b"r"
-                os.kill(child, getattr(signal, {way!r}))
-            assert {{os.read(reading, 1) for _ in range(1 + ({way!r} == "close"))}} >= {{b"c"}}
-            os.kill(child, signal.SIGKILL)
+            return {}, []
+        def start():
+            from replicax._transport import grpc_settings
+            from replicax._transport.service import Service
+            grpc_settings._MUCH = 3000  # milliseconds of silence, in place of 20 s
+            service = Service("127.0.0.1:0", {"stay": stay})
+            service.start()
+            return service.address
+        with started(start) as other:
+            for way in ("SIGKILL", "SIGSTOP", "close"):
+                if not (caller := os.fork()):
+                    from replicax._transport.peer import connect
+                    peer = connect(other.address)
+                    peer.call("stay")
+                    if way == "close":
+                        peer.close()
+                    os.write(writing, b"r")
+                    threading.Event().wait()
+                if way != "close":
+                    assert os.read(reading, 1) == b"r"
+                    os.kill(caller, getattr(signal, way))
+                assert {os.read(reading, 1) for _ in range(1 + (way == "close"))} >= {b"c"}
+                os.kill(caller, signal.SIGKILL)
+                os.waitpid(caller, 0)
         """)
 
 
