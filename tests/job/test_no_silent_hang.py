@@ -514,13 +514,13 @@ def test_a_program_that_exits_keeps_its_status_and_ends_those_that_wait(tmp_path
 def test_a_slow_process_is_not_reported_as_stuck(tmp_path):
     """One worker computes for longer than two heartbeats, one compiles late, one waits: nobody is blamed."""
     code = """
-        import time
+        import ctypes, time
         from processes import join, step
         job = join()
         if job.process_id == 1:
             end = time.monotonic() + 7
-            while time.monotonic() < end:  # holds Python's lock, as a user's own loop would
-                sum(range(10000))
+            while time.monotonic() < end:
+                ctypes.PyDLL(None).usleep(5000)  # holds Python's lock, as a user's own loop would
         if job.process_id == 2:
             time.sleep(3)
         for _ in range(100):
