@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import re
 from pathlib import Path
 
@@ -16,6 +15,8 @@ def install(extra: str) -> str:
     >>> install("autograph")
     "pip install diastatic-malt (replicax's extra 'autograph')"
     """
+    import importlib.metadata  # only now: it takes a tenth of the launcher's start
+
     libraries: list[str] = []
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         for requirement in importlib.metadata.requires("replicax") or ():
