@@ -352,10 +352,11 @@ def test_the_launchers_own_death_ends_everything(tmp_path):
 
 
 def test_the_death_of_a_guard_ends_everything(tmp_path):
-    program = _FAMILY + "if task == 0:\n    print('guarded by', os.getppid())\nfor_ever()"
+    # In one piece: the children write to the same pipe.
+    program = _FAMILY + "if task == 0:\n    os.write(1, f'guarded by {os.getppid()}\\n'.encode())\nfor_ever()"
     with Launch(tmp_path, "--workers 2", program) as launch:
         launch.wait_for("asleep", _ASLEEP)
-        line = re.compile(r"guarded by (\d+)\n")  # to its end, lest half of the number is read
+        line = re.compile(r"guarded by (\d+)\n")
         launch.until(lambda: line.search(launch.out) is not None, "the whole line")
         os.kill(int(line.findall(launch.out)[0]), signal.SIGKILL)
         assert launch.wait() == 128 + signal.SIGKILL, launch.output
@@ -383,10 +384,11 @@ def test_processes_started_before_the_launcher_are_not_ended(tmp_path):
         launch.wait_for("done beside")
 
 
-def test_a_launcher_whose_output_cannot_be_written_goes_on_and_ends_with_the_workers_status(tmp_path):
+def test_a_launcher_whose_output_cannot_be_written_goes_on_and_ends_with_the_workers_status(tmp_path, monkeypatch):
+    monkeypatch.delenv("REPLICAX_VIRTUAL_DEVICES")  # with which each launcher would import JAX
     program = """
-    for k in range(3000):
-        print("line", k, "x" * 100)
+    for k in range(300):  # more than a pipe holds
+        print("line", k, "x" * 1000)
     print("to the other stream", file=sys.stderr)
     Path(f"trained.{task}").touch()
     sys.exit(7)
@@ -396,7 +398,7 @@ def test_a_launcher_whose_output_cannot_be_written_goes_on_and_ends_with_the_wor
     reader_gone = f'exec {sys.executable} -c "import os; print(os.read(0, 5))"'
     redirections = {
         ">&-": "", ">&- 2>&- <&-": "", ">/dev/full": "standard output: No space left on device",
-        "2>/dev/full": "line 2999", ">/dev/full 2>&1": "", f"| ({reader_gone})": "standard output: Broken pipe",
+        "2>/dev/full": "line 299", ">/dev/full 2>&1": "", f"| ({reader_gone})": "standard output: Broken pipe",
     }  # fmt: skip
     running = []
     for index, redirection in enumerate(redirections):
@@ -466,6 +468,7 @@ def test_names_are_coloured_on_a_terminal_alone_and_not_with_no_color(no_colour,
     terminal, theirs = pty.openpty()
     command = [sys.executable, "-m", "replicax.launch", "--workers", "1", "program.py"]
     environment = {**os.environ, "NO_COLOR": no_colour, "TERM": "xterm"}
+    del environment["REPLICAX_VIRTUAL_DEVICES"]  # with which the launcher would import JAX
     try:
         done = subprocess.run(command, cwd=tmp_path, stdout=theirs, stderr=theirs, env=environment, timeout=60)
         shown = os.read(terminal, 4096)
