@@ -87,6 +87,8 @@ class RandomProgram:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs(seed):
+    """Each with whole variables and with divided ones."""
     program = RandomProgram(seed)
-    for servers, sharded in [(1, ()), (2, ()), (2, program.sharded), (3, program.sharded[:1])]:
+    places = [(1, ()), (2, ()), (2, program.sharded), (3, program.sharded[:1])]
+    for servers, sharded in places[seed % 2 :: 2]:
         check(simulate(program.function, program.args, servers, sharded), 2e-5)

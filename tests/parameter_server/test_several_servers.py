@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from ps_clusters import ENVIRONMENT
+from ps_clusters import HEAD
 
-HEAD = """
-    import jax.numpy as jnp, numpy as np
-    import replicax as rx
-    from ps_clusters import Cluster
+from replicax._parameter_server import execution
+from replicax._parameter_server.servers import Servers
+
+OWN = """
     from replicax._parameter_server.servers import Servers
     from replicax._parameter_server.worker import SessionEndedError
     real, seen = Servers.all, []
@@ -26,8 +26,10 @@ HEAD = """
 
 
 @pytest.fixture
-def run(run_well):
-    return lambda code: run_well(code, head=HEAD, env=ENVIRONMENT)
+def run(run_here, monkeypatch):
+    for owner, name in (Servers, "all"), (execution, "update"):  # which programs replace
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    return lambda code: run_here(code, head=HEAD + OWN)
 
 
 @pytest.mark.parametrize("method", ["fetch", "keep", "update", "apply"])
