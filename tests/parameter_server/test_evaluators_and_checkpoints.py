@@ -2,40 +2,68 @@
 
 from __future__ import annotations
 
-import pytest
-from ps_clusters import ENVIRONMENT
+from ps_clusters import ENVIRONMENT, HEAD, in_turn
 
-HEAD = """
-import jax, jax.numpy as jnp, numpy as np
-import keras
-import replicax as rx
-import replicax.tf as tf
-from ps_clusters import Cluster
-from replicax.experimental import partitioners
+OWN = """
+    import keras
+    import replicax.tf as tf
+    from replicax.experimental import partitioners
 
-X = np.random.default_rng(0).integers(0, 60, (64, 3)).astype("i4")
-Y = (X.sum(axis=1, keepdims=True) / 60).astype("f4")
+    X = np.random.default_rng(0).integers(0, 60, (64, 3)).astype("i4")
+    Y = (X.sum(axis=1, keepdims=True) / 60).astype("f4")
 
-class Model(keras.Model):  # its variables are made when it is called
-    def __init__(self):
-        super().__init__()
-        self.table, self.out = keras.layers.Embedding(60, 4), keras.layers.Dense(1)
+    class Model(keras.Model):  # its variables are made when it is called
+        def __init__(self):
+            super().__init__()
+            self.table, self.out = keras.layers.Embedding(60, 4), keras.layers.Dense(1)
 
-    def call(self, x):
-        return self.out(keras.ops.mean(self.table(x), axis=1))
+        def call(self, x):
+            return self.out(keras.ops.mean(self.table(x), axis=1))
 """
+PROGRAMS = {
+    # TensorFlow's sidecar: a task that is in no cluster evaluates each checkpoint that `fit` saves.
+    "an evaluator beside the cluster follows the checkpoints": """
+        from tasks import forked
+        folder = os.path.abspath("followed")
+        reading, writing = os.pipe()
 
+        def evaluate():
+            model = Model()
+            model.compile("adam", "mse")
+            steps = tf.Variable(0, dtype=tf.int64)
+            checkpoint = tf.train.Checkpoint(model=model, steps=steps)
+            for path in tf.train.checkpoints_iterator(folder, timeout=100):
+                checkpoint.restore(path)
+                os.write(writing, f"{int(steps.numpy())} {model.evaluate(X, Y, verbose=0)};".encode())
+                if steps.numpy() == 6:
+                    break
 
-@pytest.fixture
-def run(run_well):
-    return lambda code: run_well(code, head=HEAD, env=ENVIRONMENT, timeout=240)
+        evaluator = forked(evaluate, {})
+        os.close(writing)
+        with Cluster(workers=1, servers=2, partitioner=partitioners.FixedShardsPartitioner(2)) as cluster:
+            with cluster.strategy.scope():
+                model = Model()
+                model.compile("adam", "mse")
+                steps = tf.Variable(0, dtype=tf.int64)
+            manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model, steps=steps), folder, 3)
 
+            class Save(keras.callbacks.Callback):
+                def on_epoch_end(self, epoch, logs=None):
+                    steps.assign(self.model.optimizer.iterations.numpy())
+                    manager.save()
 
-def test_a_checkpoint_is_restored_with_other_servers_and_other_parts(run, tmp_path):
-    """Also by other strategies and without one, before the variables are made, and back."""
-    run(f"""
+            model.fit(X, Y, batch_size=32, epochs=3, verbose=0, callbacks=[Save()])
+            expected = model.evaluate(X, Y, verbose=0)
+        with open(reading) as output:
+            *_, last, _ = output.read().split(";")  # when the evaluator has ended
+        os.waitpid(evaluator, 0)
+        step, loss = last.split()
+        assert step == "6" and abs(float(loss) - expected) < 1e-6, (last, expected)
+    """,
+    # Also by other strategies and without one, before the variables are made, and back.
+    "a checkpoint is restored with other servers and other parts": """
         from contextlib import nullcontext
-        folder = {str(tmp_path)!r}
+        folder = os.path.abspath("checkpoints")
 
         def made(strategy):
             with strategy.scope() if strategy else nullcontext():
@@ -101,55 +129,9 @@ def test_a_checkpoint_is_restored_with_other_servers_and_other_parts(run, tmp_pa
                 status = checkpoint.restore(saved)
                 build(model, optimizer, strategy)
                 same(values(model, optimizer))
-    """)
-
-
-def test_an_evaluator_beside_the_cluster_follows_the_checkpoints(run, tmp_path):
-    """TensorFlow's sidecar: a task that is in no cluster evaluates each checkpoint that `fit` saves."""
-    run(
-        f"""
-        import subprocess, sys
-        folder = {str(tmp_path)!r}
-        EVALUATOR = '''
-        import textwrap
-        model = Model()
-        model.compile("adam", "mse")
-        steps = tf.Variable(0, dtype=tf.int64)
-        checkpoint = tf.train.Checkpoint(model=model, steps=steps)
-        for path in tf.train.checkpoints_iterator(FOLDER, timeout=100):
-            checkpoint.restore(path)
-            print(int(steps.numpy()), model.evaluate(X, Y, verbose=0), flush=True)
-            if steps.numpy() == 6:
-                break
-        '''
-        program = HEAD + f"FOLDER = {{folder!r}}\\n" + __import__("textwrap").dedent(EVALUATOR)
-        evaluator = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-
-        with Cluster(workers=1, servers=2, partitioner=partitioners.FixedShardsPartitioner(2)) as cluster:
-            with cluster.strategy.scope():
-                model = Model()
-                model.compile("adam", "mse")
-                steps = tf.Variable(0, dtype=tf.int64)
-            manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model, steps=steps), folder, 3)
-
-            class Save(keras.callbacks.Callback):
-                def on_epoch_end(self, epoch, logs=None):
-                    steps.assign(self.model.optimizer.iterations.numpy())
-                    manager.save()
-
-            model.fit(X, Y, batch_size=32, epochs=3, verbose=0, callbacks=[Save()])
-            expected = model.evaluate(X, Y, verbose=0)
-        out, _ = evaluator.communicate(timeout=120)
-        assert evaluator.returncode == 0, out
-        step, loss = out.splitlines()[-1].split()
-        assert step == "6" and abs(float(loss) - expected) < 1e-6, (out, expected)
-    """.replace("HEAD +", f"{HEAD!r} +")
-    )
-
-
-def test_workers_evaluate_in_line(run):
-    """As the tutorial has it: each worker evaluates batches of its own dataset, between two epochs."""
-    run("""
+    """,
+    # As the tutorial has it: each worker evaluates batches of its own dataset, between two epochs.
+    "workers evaluate in line": """
         def eval_dataset():
             return tf.data.Dataset.from_tensor_slices((X, Y)).batch(16).repeat()
 
@@ -173,4 +155,9 @@ def test_workers_evaluate_in_line(run):
             direct = float(np.mean((model(X) - Y) ** 2))  # in the coordinator's process
             assert 0.5 * direct < float(mean.result()) < 2 * direct
             coordinator.join()
-    """)
+    """,
+}
+
+
+def test_evaluators_and_checkpoints(run_well):
+    run_well(in_turn(PROGRAMS, HEAD + OWN), env=ENVIRONMENT, timeout=240)
