@@ -275,7 +275,7 @@ def run_tf(run_well: Callable[..., Finished]) -> Callable[..., Finished]:
     """
     # Compiling takes much of the time, so XLA leaves its slow passes out.
     flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    env = {"REPLICAX_VIRTUAL_DEVICES": "CPU:2", "XLA_FLAGS": flags}
+    env = {"REPLICAX_VIRTUAL_DEVICES": "CPU:2", "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"}
 
     def run(code: str, timeout: float = 120.0) -> Finished:
         return run_well(code, head=_TENSORFLOW_START, timeout=timeout, env=env)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from ps_clusters import ENVIRONMENT, HEAD, in_turn
 
@@ -16,7 +18,8 @@ KERAS = """
 def run(run_well):
     # Compiling takes much of the time, so XLA leaves its slow passes out.
     flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    return lambda code: run_well(code, env={**ENVIRONMENT, "XLA_FLAGS": flags}, timeout=240)
+    env = {**ENVIRONMENT, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"}
+    return lambda code: run_well(code, env=env, timeout=240)
 
 
 # An embedding over two servers, dropout, BatchNorm and a metric: all as on one device, with one worker, and gradients

@@ -85,7 +85,7 @@ def ours(once, tmp_path_factory):
     # Compiling takes nearly all of the time, so XLA leaves its slow passes out.
     flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     path = tmp_path_factory.mktemp("ops") / "replicax.json"
-    env = {"REPLICAX_VIRTUAL_DEVICES": "CPU:2", "XLA_FLAGS": flags}
+    env = {"REPLICAX_VIRTUAL_DEVICES": "CPU:2", "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"}
     return once("ops", lambda: _run(sys.executable, "replicax.tf", path, **env))
 
 
