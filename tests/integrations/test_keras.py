@@ -173,7 +173,7 @@ def test_dropout_draws_other_numbers_on_each_replica_and_the_same_with_the_same_
 # compile and fit.
 
 
-@pytest.mark.parametrize("n, run_eagerly", [(1, False), (2, False), (4, False), (2, True)])
+@pytest.mark.parametrize("n, run_eagerly", [(1, False), (2, False), (4, False), (1, True), (2, True)])
 def test_fit_gives_what_sgd_by_hand_gives(n, run_eagerly):
     """Also in the last batch, whose parts differ in size: 24 rows in batches of 9."""
     strategy = mirrored(n)
