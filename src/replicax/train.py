@@ -11,10 +11,11 @@ True
 """
 
 from replicax import _wiring as _wiring  # puts the parts together
-from replicax._checkpoint.checkpoint import Checkpoint, list_variables, load_checkpoint, load_variable
+from replicax._checkpoint.checkpoint import Checkpoint
 from replicax._checkpoint.files import latest_checkpoint
 from replicax._checkpoint.manager import CheckpointManager, checkpoints_iterator, get_checkpoint_state
 from replicax._checkpoint.random_state import RandomState
+from replicax._checkpoint.reader import list_variables, load_checkpoint, load_variable
 from replicax._checkpoint.report import Report, Uncovered
 
 __all__ = [
