@@ -30,14 +30,15 @@ DEMO := .venv
 TEST := .venv-test
 NEWEST := .venv-newest
 TENSORFLOW := .venv-tensorflow
+PLAN := .venv-plan
 
 PIP := -m pip --disable-pip-version-check install --quiet --quiet
 # Tests that run at a time: two more than two cores, since some wait for other processes more than they compute.
 PYTEST_WORKERS ?= 4
 PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist worksteal --durations=15
 STARTED := $(shell date +%s)
-# With JAX 0.10, XLA compiles for CPUs in half the time by its older emitters, and without cutting a program's code into
-# pieces, for which those of the tests are too small. The newest XLA has no older emitters, and refuses the flag.
+# With JAX 0.10, XLA's older emitters compile for the CPU in half the time. The tests' programs are too small to be split
+# for parallel code generation. The newest XLA has no older emitters and refuses the flag.
 OLDER_EMITTERS := --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
 QUICK_COMPILING = JAX_DISABLE_MOST_OPTIMIZATIONS=1 \
     $(if $(filter 3.11,$(VERSION)),XLA_FLAGS="$${XLA_FLAGS:-$(OLDER_EMITTERS)}")
@@ -45,6 +46,9 @@ QUICK_COMPILING = JAX_DISABLE_MOST_OPTIMIZATIONS=1 \
 QUICK := $(patsubst %,tests/%.py,test_layers engine/test_run engine/test_function values/test_per_replica_values \
     tracing/test_contexts variables/test_mirrored_variables collectives/test_collectives input/test_input_rules) \
     src/replicax/_strategies/strategy.py
+# XLA's compiler for TPUs, in an environment of its own: libtpu changes how JAX starts.
+WITH_PLAN = if [ -e $(PLAN)/.installed ]; then \
+    export REPLICAX_PLAN_PYTHON="$${REPLICAX_PLAN_PYTHON:-$(CURDIR)/$(PLAN)/bin/python}"; fi;
 WITH_TENSORFLOW = if [ -e $(TENSORFLOW)/.installed ]; then \
     export REPLICAX_TENSORFLOW_PYTHON="$${REPLICAX_TENSORFLOW_PYTHON:-$(CURDIR)/$(TENSORFLOW)/bin/python}"; fi;
 SAY_VERSIONS = -c 'import jax, sys; print("Testing on Python", sys.version.split()[0], "with JAX", jax.__version__)'
@@ -53,7 +57,7 @@ version_of = $(if $(1),$(shell $(1) -c 'import sys; print("%d.%d" % sys.version_
 VERSION := $(call version_of,$(PYTHON))
 VERSION_NEWEST := $(call version_of,$(PYTHON_NEWEST))
 
-.PHONY: help demo demo-workers test test-quick environments checked-environments test-python test-newest tensorflow interpreters lint format bench clean
+.PHONY: help demo demo-workers test test-quick environments checked-environments test-python test-tpu-compiler test-newest tensorflow plan interpreters lint format bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -91,9 +95,12 @@ test-quick: $(TEST)/.installed  ## run the essentials in under a minute: one str
 	REPLICAX_TEST_STRATEGIES=2 $(QUICK_COMPILING) $(TEST)/bin/python $(PYTEST) -m "not processes" $(QUICK)
 
 # Here JAX compiles without the slow passes, since there is much to compile; with the newest JAX it compiles with all.
-test-python: $(TEST)/.installed tensorflow  ## run the tests on python3 (JAX 0.10.2 where that is Python 3.11)
+test-python: $(TEST)/.installed tensorflow plan  ## run the tests on python3 (JAX 0.10.2 where that is Python 3.11)
 	@$(TEST)/bin/python $(SAY_VERSIONS)
-	$(WITH_TENSORFLOW) $(QUICK_COMPILING) $(TEST)/bin/python $(PYTEST) $(PYTEST_ARGS)
+	$(WITH_TENSORFLOW) $(WITH_PLAN) $(QUICK_COMPILING) $(TEST)/bin/python $(PYTEST) $(PYTEST_ARGS)
+
+test-tpu-compiler: $(TEST)/.installed plan  ## run the tests that compile for TPUs
+	$(WITH_PLAN) $(TEST)/bin/python $(PYTEST) tests/plan/test_tpu_compiler.py $(PYTEST_ARGS)
 
 ifneq ($(filter-out $(VERSION),$(VERSION_NEWEST)),)
 # What depends on JAX, over one strategy; those of logical devices, of central storage, of two workers (the example) and
@@ -101,7 +108,8 @@ ifneq ($(filter-out $(VERSION),$(VERSION_NEWEST)),)
 # the injections (`python scripts/injections.py` runs them on any interpreter), the faults of parameter servers and the
 # shared tests in several workers.
 OF_THE_OLDEST := job cluster data input checkpoint launch tf transport rpc benchmark test_layers.py \
-    test_architecture.py test_repository.py base/test_atomic_files.py base/test_devices.py base/test_messages.py \
+    test_architecture.py test_repository.py plan/test_tpu_compiler.py base/test_atomic_files.py base/test_devices.py \
+    base/test_messages.py \
     engine/test_eager.py strategies/test_deprecated.py integrations/test_keras_parameter_servers.py \
     $(patsubst %,parameter_server/test_%.py,faults bytes several_servers evaluators_and_checkpoints) \
     $(patsubst %,conformance/test_%.py,against_tensorflow data_against_tensorflow programs_against_tensorflow \
@@ -126,6 +134,11 @@ tensorflow:
 	@$(MAKE) --no-print-directory $(TENSORFLOW)/.installed \
 	    || echo "$(TENSORFLOW_VERSION) does not install on '$(PYTHON_TENSORFLOW)': the comparison with it is skipped."
 
+# The tests that compile for TPUs run where the compiler can be installed (on Linux), and are skipped elsewhere.
+plan:
+	@$(MAKE) --no-print-directory $(PLAN)/.installed \
+	    || echo "jax[tpu] does not install on '$(PYTHON)': nothing is compiled for TPUs."
+
 lint: $(TEST)/.installed  ## check style, format and types; list what is over the budget of lines
 	$(TEST)/bin/ruff check .
 	$(TEST)/bin/ruff format --check .
@@ -140,11 +153,11 @@ bench: $(TEST)/.installed  ## measure what a step costs
 	$(TEST)/bin/python benchmarks/step.py
 
 clean:  ## remove environments and what tools leave behind
-	rm -rf $(DEMO) $(TEST) $(NEWEST) $(TENSORFLOW) build dist .hypothesis .jax_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(DEMO) $(TEST) $(NEWEST) $(TENSORFLOW) $(PLAN) build dist .hypothesis .jax_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # All at once, since they wait for the index and the disk; whoever needs one makes it again where that failed.
-OTHERS := tensorflow $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(NEWEST)/.installed)
+OTHERS := tensorflow plan $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(NEWEST)/.installed)
 environments:
 	@for one in $(TEST)/.installed $(OTHERS); do $(MAKE) --no-print-directory $$one & done; wait
 
@@ -172,4 +185,9 @@ $(NEWEST)/.installed: pyproject.toml
 $(TENSORFLOW)/.installed:
 	$(PYTHON_TENSORFLOW) -m venv $(TENSORFLOW)
 	$(TENSORFLOW)/bin/python $(PIP) --only-binary :all: '$(TENSORFLOW_VERSION)'
+	@touch $@
+
+$(PLAN)/.installed:
+	$(PYTHON) -m venv $(PLAN)
+	$(PLAN)/bin/python $(PIP) $(if $(filter 3.11,$(VERSION)),'$(subst jax==,jax[tpu]==,$(JAX_OLDEST))','jax[tpu]') flatbuffers
 	@touch $@

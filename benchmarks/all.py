@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,8 @@ def main() -> None:
     made.add_argument("--torch", metavar="PYTHON", help="an interpreter that has PyTorch, for the GPU's step")
     made.set_defaults(rounds=None)
     options = made.parse_args()
-    chosen = options.only or [name for name in BENCHMARKS if name != "gpu" or shutil.which("nvidia-smi")]
+    possible = {"gpu": bool(shutil.which("nvidia-smi")), "tpu": bool(os.environ.get("REPLICAX_PLAN_PYTHON"))}
+    chosen = options.only or [name for name in BENCHMARKS if possible.get(name, True)]
     if unknown := [name for name in chosen if name not in BENCHMARKS]:
         made.error(f"no such benchmark: {', '.join(unknown)}. There are {', '.join(BENCHMARKS)}.")
     file = Path(options.json or "results.json")

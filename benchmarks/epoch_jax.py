@@ -91,7 +91,7 @@ class LoopByHand:
             whole = P(), P(None, "replica"), P(None, "replica")
 
             def scanned(state, x, y):
-                state, losses = lax.scan(lambda state, batch: made.one(state, *batch), state, (x, y))
+                state, losses = lax.scan(lambda state, batch: made.step(state, *batch), state, (x, y))
                 return state, losses[-1]
 
             mapped = jax.shard_map(scanned, mesh=made.mesh, in_specs=whole, out_specs=(P(), P()), check_vma=False)

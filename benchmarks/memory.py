@@ -23,7 +23,7 @@ from typing import Any
 
 from sides import HERE, Bar, Table, environment, finish, names, numbers, parsed, parser, ratio
 
-CONTENDERS = ["replicax", "replicax tape", "sharded", "by hand, best"]
+CONTENDERS = ["replicax", "replicax tape", "sharded", "by hand, packed"]
 DEVICE, LIVE, HOST, PROCESS, OPTIMIZER = "device", "live", "host", "process", "optimizer"
 KINDS = {
     "arguments": "arguments",
@@ -59,7 +59,7 @@ def compare(options: Any) -> dict[str, Any]:
             print(f"{model}, {replicas} replicas: done", file=sys.stderr)
         pairs: dict[str, dict[str, list[dict[str, float]]]] = {}
         for _ in range(rounds):
-            for name in ("replicax", "by hand, best"):
+            for name in ("replicax", "by hand, packed"):
                 for how, tunables in TUNABLES.items():
                     answer = fresh(name, "large", replicas, steps, tunables)
                     pairs.setdefault(name, {}).setdefault(how, []).append(answer)  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def _megabytes(runs: list[dict[str, float]], key: str) -> str:
     return f"{statistics.median(run[key] for run in runs) / 1e6:.1f}"
 
 
-def _of(result: dict[str, Any], name: str, key: str, to: str = "by hand, best") -> str:
+def _of(result: dict[str, Any], name: str, key: str, to: str = "by hand, packed") -> str:
     if name not in result["runs"]:
         return "–"
     return ratio({n: [run[key] for run in runs] for n, runs in result["runs"].items()}, name, to)

@@ -10,7 +10,16 @@ import numpy as np
 CLASSES = 10
 
 
-class MLP:
+class Model:
+    """What the models have in common: a class for each row of the batch."""
+
+    batch: int
+
+    def y(self, rng: np.random.Generator) -> np.ndarray:
+        return np.eye(CLASSES, dtype=np.float32)[rng.integers(0, CLASSES, self.batch)]
+
+
+class MLP(Model):
     """Small layers: what a step costs is getting it started, and one all-reduce."""
 
     batch, inputs, width, layers = 64, 64, 64, 3
@@ -42,7 +51,7 @@ class WideMLP(MLP):
     optimizer = ("adam", 1e-4)
 
 
-class CNN:
+class CNN(Model):
     """Two convolutions: bound by arithmetic, with few and small gradients."""
 
     batch, side, channels = 64, 16, (16, 32)
@@ -76,7 +85,7 @@ class LargeCNN(CNN):
     batch, side, channels = 256, 32, (32, 64)
 
 
-class Transformer:
+class Transformer(Model):
     """Two blocks of attention: 28 gradients, and an Adam state of twice as many arrays."""
 
     batch, length, inputs, width, heads, blocks = 16, 32, 32, 64, 4, 2
@@ -98,6 +107,10 @@ class Transformer:
         return rng.standard_normal((self.batch, self.length, self.inputs), np.float32)
 
     def logits(self, ops: Any, p: dict[str, Any], x: Any) -> Any:
+        x = self.after_blocks(ops, p, x @ p["in"] + p["place"])
+        return ops.mean(x, 1, False) @ p["out"] + p["b_out"]
+
+    def after_blocks(self, ops: Any, p: dict[str, Any], x: Any) -> Any:
         d, heads = self.width, self.heads
 
         def split(x):
@@ -107,7 +120,6 @@ class Transformer:
             x = x - ops.mean(x, -1, True)
             return x * ops.rsqrt(ops.mean(x * x, -1, True) + 1e-6) * scale + bias
 
-        x = x @ p["in"] + p["place"]
         for i in range(self.blocks):
             h = norm(x, p[f"{i}_scale1"], p[f"{i}_bias1"])
             q, k, v = (split(h @ p[f"{i}_{name}"]) for name in "qkv")
@@ -116,7 +128,28 @@ class Transformer:
             x = x + h @ p[f"{i}_o"]
             h = norm(x, p[f"{i}_scale2"], p[f"{i}_bias2"])
             x = x + ops.relu(h @ p[f"{i}_up"] + p[f"{i}_b_up"]) @ p[f"{i}_down"] + p[f"{i}_b_down"]
-        return ops.mean(x, 1, False) @ p["out"] + p["b_out"]
+        return x
+
+
+class LanguageModel(Transformer):
+    """Four wider blocks between embeddings of 1,024 tokens: bound by arithmetic, with 14 MB of gradients."""
+
+    batch, length, inputs, width, heads, blocks = 16, 64, 1024, 256, 8, 4
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(1)
+        head = {"out": _weights(rng, self.width, self.inputs), "b_out": np.zeros(self.inputs, np.float32)}
+        return {**super().parameters(), **head}
+
+    def x(self, rng: np.random.Generator) -> np.ndarray:
+        return rng.integers(0, self.inputs, (self.batch, self.length), np.int32)
+
+    def y(self, rng: np.random.Generator) -> np.ndarray:
+        return np.eye(self.inputs, dtype=np.float32)[self.x(rng)] / np.float32(self.length)
+
+    def logits(self, ops: Any, p: dict[str, Any], x: Any) -> Any:
+        x = self.after_blocks(ops, p, ops.take(p["in"], x) * self.width**0.5 + p["place"])
+        return x @ p["out"] + p["b_out"]
 
 
 def _weights(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -129,13 +162,14 @@ MODELS: dict[str, Any] = {
     "cnn": CNN(),
     "large": LargeCNN(),
     "transformer": Transformer(),
+    "language model": LanguageModel(),
 }
 
 
 def batch(model: Any, replicas: int) -> tuple[np.ndarray, np.ndarray]:
     """The inputs, and the labels as one-hot rows; the same for any number of replicas that has a row for each."""
     rng = np.random.default_rng(1)
-    x, y = model.x(rng), np.eye(CLASSES, dtype=np.float32)[rng.integers(0, CLASSES, model.batch)]
+    x, y = model.x(rng), model.y(rng)
     times = -(-replicas // model.batch)
     return np.concatenate([x] * times), np.concatenate([y] * times)
 
@@ -165,6 +199,7 @@ def jax_ops() -> Any:
         rsqrt=lax.rsqrt,
         softmax=jax.nn.softmax,
         log_softmax=jax.nn.log_softmax,
+        take=lambda table, rows: jnp.take(table, rows, axis=0),
         mean=lambda x, axis, keep: jnp.mean(x, axis, keepdims=keep),
         sum=jnp.sum,
         rows=len,
@@ -181,6 +216,7 @@ def tensorflow_ops(tf: Any) -> Any:
         rsqrt=tf.math.rsqrt,
         softmax=tf.nn.softmax,
         log_softmax=tf.nn.log_softmax,
+        take=tf.gather,
         mean=lambda x, axis, keep: tf.reduce_mean(x, axis, keepdims=keep),
         sum=tf.reduce_sum,
         rows=lambda x: x.shape[0] or tf.cast(tf.shape(x)[0], tf.float32),  # not known in a loop over a dataset

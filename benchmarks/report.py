@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sides import BARS, HERE, TENSORFLOW, Bar, Table, ratio
+from sides import BARS, BY_HAND, HERE, TENSORFLOW, Bar, Table, best, ratio
 
 PAGE = HERE.parent / "docs" / "performance.md"
 IMAGES = HERE.parent / "docs" / "images"
@@ -40,13 +40,15 @@ BENCHMARKS = {
     "uneven": Benchmark("uneven", (), ()),
     "first": Benchmark(
         "step",
-        ("--first-step", "1,8,64,256,512", "--models", "transformer", "--contenders", "replicax; by hand, best"),
+        ("--first-step", "1,8,64,256,512", "--models", "transformer", "--contenders", "replicax; by hand, packed"),
     ),
     "input": Benchmark("input"),
     "servers": Benchmark("parameter_servers"),
     "memory": Benchmark("memory", (), ()),
+    "sharded": Benchmark("sharded", (), ()),
     "start": Benchmark("start"),
     "gpu": Benchmark("gpu", (), ("torch",)),
+    "tpu": Benchmark("tpu", (), ()),
 }
 
 
@@ -120,6 +122,16 @@ def filled(page: str, blocks: dict[str, str]) -> str:
     return page
 
 
+def with_rows(table: str, other: str) -> str:
+    """A table in which the rows of another one take the place of those with the same first cell, or come last.
+
+    >>> with_rows("| a | 1 |\\n| b | 2 |", "| b | 3 |\\n| c | 4 |")
+    '| a | 1 |\\n| b | 3 |\\n| c | 4 |'
+    """
+    rows = {row.split("|")[1]: row for text in (table, other) for row in text.strip().splitlines()}
+    return "\n".join(rows.values())
+
+
 # Pictures: one for each of these, of the numbers of one benchmark.
 
 
@@ -128,7 +140,7 @@ def draw_step(axes: Any, found: dict[str, Any]) -> None:
     numbers = sorted({r["replicas"] for r in found["steps"]})
     for i, n in enumerate(numbers):
         heights = [
-            statistics.median(a / b for a, b in zip(r["rounds"]["replicax"], r["rounds"]["by hand, best"]))
+            float(ratio(r["rounds"], "replicax", best(r["rounds"], BY_HAND)))
             for model in models
             for r in found["steps"]
             if (r["model"], r["replicas"]) == (model, n)
@@ -227,6 +239,9 @@ def main() -> None:
             print(f"\n{key}\n\n{block}")
         return
     page = PAGE.read_text(encoding="utf-8")
+    if not {*results} >= {*BENCHMARKS} - {"gpu", "tpu"}:
+        del blocks["machine"]  # the page says itself what was measured when
+    blocks["bars"] = with_rows(page.split("<!-- table: bars -->\n")[1].split("<!-- end -->")[0], blocks["bars"])
     draw(results, IMAGES)
     PAGE.write_text(filled(page, blocks), encoding="utf-8")
 

@@ -8,6 +8,7 @@ devices take part (JAX 0.10 deadlocks on more): replicax by itself, the hand-wri
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import sys
 import time
@@ -24,6 +25,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from sides import BY_HAND
 
 import replicax as rx
 
@@ -139,37 +141,49 @@ class Keras(OnStrategy):
         super().__init__(strategy, model, replicas, replica)
 
 
-class ByHand:
-    """The step with `jax.jit` and `jax.shard_map` alone: `best` form or usual one.
+def step_by_hand(name: str, model: Any, mesh: Any, replicas: int) -> Any:
+    """The step with `jax.jit` alone, which takes and donates parameters and the optimizer's state.
 
-    The best form ravels all gradients into one vector for one all-reduce, and does without `shard_map` on one device.
+    "by hand, packed", all gradients are raveled into one vector for one all-reduce, and one device does without
+    `shard_map`. "by hand, apart" is the usual form, a `psum` of each gradient. "by hand, NamedSharding" is the step of
+    the whole batch, whose arrays have a `NamedSharding`: XLA adds up the gradients.
     """
+    packed, whole = name == "by hand, packed", name == "by hand, NamedSharding"
+    update = transformation(model)
 
-    def __init__(self, model: Any, replicas: int, best: bool):
+    def step(state, x, y):
+        parameters, inner = state
+        parts = 1 if whole else replicas
+        loss, gradients = jax.value_and_grad(lambda p: models.loss(OPS, model, p, x, y, parts))(parameters)
+        if packed and replicas > 1:
+            vector, unravel = ravel_pytree(gradients)
+            gradients = unravel(lax.psum(vector, "replica"))
+            loss = lax.psum(loss, "replica")
+        elif not (packed or whole):
+            gradients = jax.tree.map(lambda g: lax.psum(g, "replica"), gradients)
+            loss = lax.psum(loss, "replica")
+        updates, inner = update.update(gradients, inner, parameters)
+        return (optax.apply_updates(parameters, updates), inner), loss
+
+    if whole:
+        same = NamedSharding(mesh, P())
+        return jax.jit(step, donate_argnums=0, out_shardings=(same, same))
+    if replicas > 1 or not packed:
+        split_over = (P(), P("replica"), P("replica"))
+        step = jax.shard_map(step, mesh=mesh, in_specs=split_over, out_specs=(P(), P()), check_vma=False)
+    return jax.jit(step, donate_argnums=0)
+
+
+class ByHand:
+    """A form of `step_by_hand`, its state and its batch."""
+
+    def __init__(self, name: str, model: Any, replicas: int):
         self.mesh = mesh = Mesh(np.array(devices(replicas)), ("replica",))
-        update = transformation(model)
         parameters = model.parameters()
-        self.state = jax.tree.map(lambda part: placed(part, mesh, P()), (parameters, update.init(parameters)))
+        state = parameters, transformation(model).init(parameters)
+        self.state = jax.tree.map(lambda part: placed(part, mesh, P()), state)
         self.batch = [placed(part, mesh, P("replica")) for part in models.batch(model, replicas)]
-
-        def step(state, x, y):
-            parameters, inner = state
-            loss, gradients = jax.value_and_grad(lambda p: models.loss(OPS, model, p, x, y, replicas))(parameters)
-            if best and replicas > 1:
-                vector, unravel = ravel_pytree(gradients)
-                gradients = unravel(lax.psum(vector, "replica"))
-                loss = lax.psum(loss, "replica")
-            elif not best:
-                gradients = jax.tree.map(lambda g: lax.psum(g, "replica"), gradients)
-                loss = lax.psum(loss, "replica")
-            updates, inner = update.update(gradients, inner, parameters)
-            return (optax.apply_updates(parameters, updates), inner), loss
-
-        self.one = step  # on one replica
-        if not best or replicas > 1:
-            split_over = (P(), P("replica"), P("replica"))
-            step = jax.shard_map(step, mesh=mesh, in_specs=split_over, out_specs=(P(), P()), check_vma=False)
-        self.step = jax.jit(step, donate_argnums=0)
+        self.step = step_by_hand(name, model, mesh, replicas)
 
     def __call__(self) -> jax.Array:
         self.state, loss = self.step(self.state, *self.batch)
@@ -184,9 +198,8 @@ CONTENDERS: dict[str, Callable[[Any, int], Any]] = {
     "replicax tape": lambda model, replicas: Replicax(model, replicas, tape=True),
     "sharded": lambda model, replicas: Replicax(model, replicas, shard_optimizer_state=True),
     "Keras": Keras,
-    "by hand, best": lambda model, replicas: ByHand(model, replicas, best=True),
-    "by hand, usual": lambda model, replicas: ByHand(model, replicas, best=False),
-    "by hand, alone": lambda model, replicas: ByHand(model, replicas, best=True),  # in processes without replicax's job
+    **{name: functools.partial(ByHand, name) for name in BY_HAND},
+    "by hand, alone": functools.partial(ByHand, BY_HAND[0]),  # in processes without replicax's job
 }
 
 

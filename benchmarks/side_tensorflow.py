@@ -70,7 +70,7 @@ class Mirrored:
         def replica(x, y):
             with tf.GradientTape() as tape:
                 loss = models.loss(OPS, model, parameters, x, y, replicas)
-            gradients = tape.gradient(loss, flat)
+            gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, flat)]  # those of lookups are slices
             tf.distribute.get_replica_context().merge_call(apply, args=(gradients,))
             return loss
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 TENSORFLOW, TORCH = "TensorFlow", "PyTorch"
+BY_HAND = ["by hand, packed", "by hand, apart", "by hand, NamedSharding"]  # forms of a step, of which the best counts
 
 Table = tuple[str, list[str], list[list[str]]]  # title, head, rows
 

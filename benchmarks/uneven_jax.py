@@ -1,4 +1,4 @@
-"""A step that takes batches of even and of uneven parts. Run by uneven.py."""
+"""A step that takes batches of even and of uneven parts. Run by uneven.py and padding.py."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from side_jax import OPS, join, set_devices, strategy_of, transformation, warm_u
 
 import replicax as rx
 
-UNEVEN = 42  # rows of the 64 of an even batch; one less for replicas that could share them evenly
+UNEVEN = 2 / 3  # of the rows of an even batch; one less for replicas that could share them evenly
 
 
 class Uneven:
-    """The step as users write it who mind the last batch: losses are divided by the rows that there are."""
+    """The step as users write it who mind the last batch: losses are divided by the rows that there are.
 
-    def __init__(self, model: Any, replicas: int):
+    Args:
+        pad: pad the uneven batch, so that both have the same program.
+    """
+
+    def __init__(self, model: Any, replicas: int, pad: bool):
         strategy = strategy_of(replicas)
         with strategy.scope():
             parameters = rx.Variable(model.parameters())
@@ -42,20 +46,21 @@ class Uneven:
             return strategy.reduce("SUM", strategy.run(replica, args=(x, y)), axis=None)
 
         whole = models.batch(model, replicas)
-        rows = UNEVEN if UNEVEN % replicas else UNEVEN - 1
+        rows = int(len(whole[0]) * UNEVEN)
+        rows = rows if rows % replicas else rows - 1
         cut = tuple(part[:rows] for part in whole)
         self.by_hand = float(models.loss(OPS, model, model.parameters(), *cut, 1))
-        batches = [strategy.experimental_distribute_dataset([batch]) for batch in (whole, cut)]
-        self.batches = {name: next(iter(batch)) for name, batch in zip(("even", "uneven"), batches)}
+        dataset = strategy.experimental_distribute_dataset([whole, cut], rx.InputOptions(pad_last_batch=pad))
+        self.batches = dict(zip(("even", "uneven"), dataset))
         self.parameters, self.step = parameters, step
 
     def first(self) -> dict[str, Any]:
-        """The seconds of the first calls, and the uneven one's loss with the first parameters."""
+        """The seconds of the first calls, also of the processor, and the uneven loss with the first parameters."""
         seconds, losses, before = {}, {}, jax.tree.map(np.asarray, self.parameters.value())
         for name in self.batches:
-            start = time.perf_counter()
+            start, on_cpu = time.perf_counter(), time.process_time()
             losses[name] = float(self(name))
-            seconds[name] = time.perf_counter() - start
+            seconds[name], seconds[f"{name}, CPU"] = time.perf_counter() - start, time.process_time() - on_cpu
             self.parameters.assign(before)
         traces = self.step.experimental_get_tracing_count()
         return {**seconds, "loss of the parts": losses["uneven"], "loss by hand": self.by_hand, "traces": traces}
@@ -75,11 +80,13 @@ def answering(replicas: int) -> serving.Answering:
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         if request["do"] == "build":
             jax.clear_caches()
-            made["now"] = Uneven(models.MODELS[request["model"]], replicas)
-            return made["now"].first()
+            pad = request.get("pad", False)
+            made["padded" if pad else "apart"] = step = Uneven(models.MODELS[request["model"]], replicas, pad)
+            return step.first()
+        name, _, way = request["contender"].partition(", ")
         start = time.perf_counter()
         for _ in range(request["steps"]):
-            loss = made["now"](request["contender"])
+            loss = made[way or "apart"](name)
         loss.block_until_ready()
         return {"seconds": time.perf_counter() - start}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -24,6 +25,11 @@ from replicax._benchmark import hlo
 from replicax._job import exchange
 
 SUM, MEAN = rx.ReduceOp.SUM, rx.ReduceOp.MEAN
+
+
+def _all_that_can_be(shape: Sequence[int], _: np.dtype) -> Sequence[int]:
+    """A partitioner that divides all variables that can be divided."""
+    return [2] * len(shape)
 
 
 @functools.cache
@@ -44,6 +50,11 @@ def central() -> rx.experimental.CentralStorageStrategy:
 @functools.cache
 def multi_worker() -> rx.MultiWorkerMirroredStrategy:
     return rx.MultiWorkerMirroredStrategy()
+
+
+@functools.cache
+def sharded_multi_worker() -> rx.MultiWorkerMirroredStrategy:
+    return rx.MultiWorkerMirroredStrategy(shard_variables=_all_that_can_be)
 
 
 # A replica's extent in x, y, z and cores on a mesh of 2 x 2 x 1 chips with two cores each.
@@ -71,6 +82,18 @@ def tpu(n: int, logical: int, **options: Any) -> rx.TPUStrategy:
 
 
 @functools.cache
+def grouped(n: int, **axes: int) -> rx.MirroredStrategy:
+    """A strategy of `n` replicas with several virtual GPUs each, along these axes."""
+    return rx.MirroredStrategy([f"GPU:{i}" for i in range(n * math.prod(axes.values()))], devices_per_replica=axes)
+
+
+@functools.cache
+def sharded(n: int) -> rx.Strategy:
+    """Replicas that each have a part of every variable that can be divided."""
+    return rx.MirroredStrategy([f"GPU:{i}" for i in range(n)], shard_variables=_all_that_can_be)
+
+
+@functools.cache
 def another() -> rx.MirroredStrategy:
     """A strategy that is none of the table's."""
     return rx.MirroredStrategy(["CPU:0"])
@@ -93,13 +116,15 @@ STRATEGIES: dict[str, Kind] = {
     "1": Kind(1, functools.partial(mirrored, 1), size=True),
     "2": Kind(2, functools.partial(mirrored, 2)),
     "4": Kind(4, functools.partial(mirrored, 4)),
+    "sharded": Kind(2, functools.partial(sharded, 2)),
     "central": Kind(2, central, copies=False),
-    "tpu_logical": Kind(2, functools.partial(tpu, 2, 4), logical=True),
+    "pairs": Kind(2, functools.partial(grouped, 2, model=2), logical=True),
+    "tpu_logical": Kind(2, functools.partial(tpu, 2, 4, shard_variables=_all_that_can_be), logical=True),
 }
 
 # Two replicas, of which the newest JAX has all (see Makefile), are tried on the oldest where a test counts replicas.
 # A TPU's replicas of one device each are MirroredStrategy's: test_tpu.py shows that nothing differs.
-_NAMES = os.environ.get("REPLICAX_TEST_STRATEGIES", "one_device,1,4,central,tpu_logical")
+_NAMES = os.environ.get("REPLICAX_TEST_STRATEGIES", "one_device,1,4,sharded,central,pairs,tpu_logical")
 STRATEGIES = {name: STRATEGIES[name] for name in _NAMES.split(",")}
 
 # In the workers of a job (see test_multi_worker_suite.py) there is one strategy, over all of them.
@@ -107,6 +132,8 @@ WORKERS = int(os.environ.get("REPLICAX_SUITE_WORKERS", "1"))
 if WORKERS > 1:
     _here = int(os.environ["REPLICAX_SUITE_DEVICES"].split(":")[1])
     STRATEGIES = {"multi_worker": Kind(WORKERS * _here, multi_worker)}
+    if os.environ.get("REPLICAX_SUITE_SHARDED"):
+        STRATEGIES = {"multi_worker": Kind(WORKERS * _here, sharded_multi_worker)}
 
 
 def over(

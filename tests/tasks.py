@@ -85,12 +85,19 @@ def task(
     address: str = "127.0.0.1:0",
     env: Mapping[str, str] | None = None,
     name: str = "",
+    port: int | None = 0,
 ) -> contextlib.AbstractContextManager[Task]:
-    """Starts a process with a service of these methods."""
+    """Starts a process with a service of these methods.
+
+    `port` is where it says that it takes lanes: 0 for the truth, None where it says nothing of it.
+    """
 
     def start() -> str:
         from replicax._transport.service import Service
 
+        if port != 0:
+            greeting = Service.greeting
+            Service.greeting = lambda self: {**greeting(self), "port": port}
         service = Service(address, methods, name=name)
         service.start()
         return service.address

@@ -33,6 +33,7 @@ PACKAGES = (
     "_benchmark",
     "_integrations",
     "_strategies",
+    "_plan",
 )
 PROGRAMS = ("launch", "tf")  # packages that import from all others
 

@@ -62,8 +62,10 @@ DOCUMENTS = [
     "README.md",
     "docs/parameter-servers.md",
     "docs/exact-resume.md",
+    "docs/large-models.md",
     "docs/preemption.md",
-    *(f"docs/{name}.md" for name in ("guide", "keras", "nnx", "checkpoints", "autograph", "profiling", "remote-calls")),
+    *(f"docs/{name}.md" for name in ("guide", "keras", "nnx", "checkpoints", "autograph", "profiling", "planning")),
+    "docs/remote-calls.md",
 ]
 
 

@@ -45,6 +45,8 @@ from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.iterator import DistributedIterator
 from replicax._optim.accumulate_gradients import accumulate_gradients
 from replicax._optim.optimizer import Optimizer
+from replicax._plan.api import plan
+from replicax._plan.plans import Plan
 from replicax._strategies.default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
 from replicax._strategies.default import get_strategy
 from replicax._strategies.extended import StrategyExtended
@@ -102,6 +104,7 @@ __all__ = [
     "ParameterServerStrategy",
     "PerReplica",
     "PerReplicaSpec",
+    "Plan",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
@@ -132,6 +135,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "name_scope",
+    "plan",
     "profile",
     "tpu",
     "train",

@@ -5,6 +5,7 @@ import typing as _typing
 
 from replicax import _wiring as _wiring  # puts the parts together
 from replicax import partitioners as partitioners
+from replicax._base.planning import abstract_variables as abstract_variables
 from replicax._strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
 
 if _typing.TYPE_CHECKING:
@@ -25,6 +26,7 @@ __all__ = [
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "TerminationConfig",
+    "abstract_variables",
     "partitioners",
     "rpc",
 ]

@@ -472,3 +472,8 @@ def test_callback_of_names_the_function_that_is_called_back_and_whether_it_only_
     assert len(found) == 3
     assert found[0][1] and not found[2][1]
     assert jax_internals.callback_of(equations[-1]) is None
+
+
+def test_users_line_is_where_an_equation_comes_from():
+    (eqn,) = jax.make_jaxpr(lambda x: jnp.sin(x))(1.0).eqns
+    assert "test_jax_internals.py" in jax_internals.users_line(eqn)

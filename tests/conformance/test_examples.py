@@ -47,6 +47,15 @@ def test_examples_reach_their_accuracy(output_of, name, least):
     assert float(accuracies[-1]) > least
 
 
+def test_a_model_of_which_a_device_has_an_eighth(output_of):
+    output = output_of("large_model.py")
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
+    assert losses[0] > losses[1] > losses[2] and losses[2] < 2.8  # log(64) is 4.2
+    [share] = re.findall(r"a device has ([\d.]+) of the model", output)
+    assert 0.125 <= float(share) < 0.135  # with what is small
+    assert "up/kernel (128, 512): layout ('replica', 'model'), (32, 256) on a device" in output
+
+
 def test_every_kind_of_input_gives_the_same_sum(output_of):
     sums = dict(re.findall(r"^(.*?): +([\d.]+)$", output_of("distributed_input.py"), re.MULTILINE))
     assert len(sums) == 6

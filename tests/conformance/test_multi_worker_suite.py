@@ -36,8 +36,8 @@ import pytest
 class Job:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self, session):
-        from strategies import multi_worker
-        multi_worker()
+        import strategies
+        strategies.STRATEGIES["multi_worker"].make()
 
 sys.path.insert(0, {str(TESTS)!r})
 status = pytest.main(
@@ -53,18 +53,23 @@ sys.exit(int(status))
 # Of functions those that read datasets: the tests of variables, of optimizers and of `run` compile others.
 EAGERLY = "multi_worker and not compiled and (dataset or iterator or uneven or not test_function.py)"
 
+DIVIDED = "multi_worker and (test_mirrored_variables.py or test_optimizer.py) and not scatter"
+
 
 @pytest.mark.parametrize(
-    "devices, tests, at_least", [(1, "multi_worker and compiled", 130), (2, EAGERLY, 150)], ids=["compiled", "eagerly"]
+    "devices, tests, at_least, sharded",
+    [(1, "multi_worker and compiled", 130, ""), (2, EAGERLY, 150, ""), (1, DIVIDED, 30, "1")],
+    ids=["compiled", "eagerly", "sharded"],
 )
-def test_the_shared_tests_hold_with_two_workers(devices, tests, at_least, tmp_path):
+def test_the_shared_tests_hold_with_two_workers(devices, tests, at_least, sharded, tmp_path):
     """Two processes, with one replica each and with two each; each worker passes that many tests.
 
-    Those that are not of one way to run take part once, with two replicas each.
+    Those that are not of one way to run take part once, with two replicas each. `sharded`: with variables in parts.
     """
     env = {
         "REPLICAX_SUITE_TESTS": tests,
         "REPLICAX_SUITE_WORKERS": "2",
+        "REPLICAX_SUITE_SHARDED": sharded,
         "REPLICAX_SUITE_DEVICES": f"GPU:{devices}",
         "REPLICAX_STEP_TIMEOUT": "120",  # a busy machine is no fault
         "REPLICAX_HEARTBEAT_TIMEOUT": "60",

@@ -506,6 +506,59 @@ def test_uneven_batches_are_compiled(job):
         assert "drop_remainder" in warning
 
 
+PROGRAMS["padded"] = (
+    ROWS
+    + """
+padding = rx.InputOptions(pad_last_batch=True)
+
+@rx.function
+def step(element):
+    doubled, total = strategy.run(lambda x, y: (x * 2, y.sum()), args=element)
+    return doubled, strategy.reduce("SUM", total, axis=None), strategy.reduce("MEAN", element[1], axis=0)
+
+def steps(name, elements):
+    for _ in range(2):
+        results = [step(element) for element in elements]
+    told(name, [[lists(doubled), float(total), float(mean), np.asarray(strategy.gather(doubled, axis=0)).tolist()]
+                for doubled, total, mean in results])
+
+rows = Dataset.from_tensor_slices((x, y))
+steps("shared", strategy.experimental_distribute_dataset(rows.take(7).batch(4), padding))
+told("traces", step.experimental_get_tracing_count())
+own = strategy.distribute_datasets_from_function(lambda c: rows.take(1 if c.input_pipeline_id else 4).batch(2), padding)
+steps("own", own)
+"""
+)
+
+
+def test_padded_batches_are_one_program(job):
+    """Batches of 4 and 3 rows; then each worker has its own, and one comes to its end before the other."""
+    space: dict[str, Any] = {"np": np}
+    exec(ROWS, space)
+    x, y, replicas = space["x"], space["y"], 2 * job.devices
+
+    def shares(rows):
+        size = -(-len(rows) // replicas)
+        return [rows[i * size : (i + 1) * size] for i in range(replicas)]
+
+    for rank, worker in enumerate(job.told["padded"]):
+        batches = [np.arange(4), np.arange(4, 7)]
+        of_all = [shares(rows)[0::2] + shares(rows)[1::2] for rows in batches]
+        expected = [
+            [
+                [(2 * x[r]).tolist() for r in shares(rows)[rank::2]],
+                y[rows].sum(),
+                y[rows].mean(),
+                (2 * x[np.concatenate(all_)]).tolist(),
+            ]
+            for rows, all_ in zip(batches, of_all)
+        ]
+        assert worker["shared"] == expected
+        assert worker["traces"] == 1
+        totals = {1: [0 + 1 + 0, 2 + 3], 2: [0 + 1 + 2 + 3 + 0]}[job.devices]
+        assert [total for _, total, *_ in worker["own"]] == [float(total) for total in totals]
+
+
 PROGRAMS["plain"] = """
 def batches(sizes):
     rows = Dataset.from_generator(lambda: (np.arange(size) * 1.0 for size in sizes),

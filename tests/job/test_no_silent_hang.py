@@ -146,6 +146,8 @@ def test_killed_workers_are_named(tmp_path, run_dir, figures, count, killed):
     """`kill -9`, also of worker 0, which holds JAX's coordination service, and of two at once."""
     with Workers(tmp_path, count, STEPS, env=run_dir.env) as workers:
         workers.wait_for("ready")
+        for index in killed:
+            workers.send(index, signal.SIGSTOP)  # so that neither of two sees the other's end
         since = max(workers.send(index, signal.SIGKILL) for index in killed)
         done = workers.join(timeout=30)
         figures(since, done)

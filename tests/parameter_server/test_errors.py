@@ -102,8 +102,7 @@ def test_threads_that_drop_variables_at_the_same_time_do_not_disturb_each_other(
     """)
 
 
-@pytest.mark.filterwarnings("ignore:The coordinator cannot use worker 0")
-def test_a_worker_that_cannot_reach_a_server_is_taken_for_lost(run, monkeypatch):
+def test_a_worker_that_cannot_reach_a_server_is_taken_for_lost(run, monkeypatch, capsys):
     """The server's variables are not: what the worker had runs again, and each update counts once."""
     monkeypatch.setattr(Servers, "reach", Servers.reach)  # which the program replaces
     run("""
@@ -137,6 +136,8 @@ def test_a_worker_that_cannot_reach_a_server_is_taken_for_lost(run, monkeypatch)
             co.join()
             assert int(v.numpy()) == 11
     """)
+    said = capsys.readouterr().err
+    assert "replicax: the coordinator cannot use worker 0 at " in said and "It cannot reach parameter server 0." in said
 
 
 def test_a_server_that_cannot_be_reached_is_named(run_well):

@@ -102,13 +102,13 @@ WORKERS_GO_AND_COME = {
         closures._REMINDER = before
     """,
     "a worker with another secret is refused and the error says so": """
-        from replicax._base import tracebacks
-        refused, warn = threading.Event(), tracebacks.warn
-        def warns(text, *args, **kwargs):
-            warn(text, *args, **kwargs)
-            if "another secret" in text:
+        from replicax._parameter_server.closures import ClosureQueue
+        refused, refuses = threading.Event(), ClosureQueue.refuses
+        def refuses_and_tells(queue, link, why):
+            refuses(queue, link, why)
+            if "another secret" in why:
                 refused.set()
-        tracebacks.warn = warns
+        ClosureQueue.refuses = refuses_and_tells
         with Cluster(workers=1, servers=1) as cluster:
             co = cluster.coordinator
             count, step = counting(cluster)
@@ -168,7 +168,8 @@ WORKERS_GO_AND_COME = {
 
 def test_workers_go_and_come(run):
     program = in_turn(WORKERS_GO_AND_COME, workers=3, servers=2, spares=10, hooks={"worker": UPDATES})
-    assert "No worker is there" in run(program).stderr
+    stderr = run(program).stderr
+    assert "No worker is there" in stderr and "replicax: the coordinator cannot use worker 0 at " in stderr
 
 
 # Parameter servers.
@@ -434,6 +435,8 @@ def test_what_is_gone_in_the_coordinators_process_is_dropped_by_its_tasks(run_he
         assert [ref() for ref in gone] == [None, None]
         for _ in range(3):
             assert ended.acquire(timeout=60)
+        for server in local:
+            server._service.stop()
     """)
 
 

@@ -9,7 +9,7 @@ import pytest
 from strategies import MEAN, SUM, carried, ctx, mirrored, over, parts, replica_id
 
 import replicax as rx
-from replicax._passes import merge_all_reduces
+from replicax._collectives.all_reduce import packing_for
 
 
 def messages(function, *args) -> int:
@@ -83,8 +83,33 @@ def test_each_dtype_is_a_message():
     assert integers.dtype == jnp.int32
 
 
+def test_large_tensors_of_one_call_travel_by_themselves():
+    strategy = mirrored(2)
+    large = packing_for(strategy.extended._mesh).fit.together // 4
+
+    @rx.function
+    def sums():
+        def replica():
+            tensors = [jnp.full((size,), i + replica_id() + 1.0) for i, size in enumerate((3, large, 5, large))]
+            return [x[-1] for x in ctx().all_reduce(SUM, tensors)]
+
+        return strategy.run(replica)
+
+    assert messages(sums) == 3  # the two small ones are one vector
+    assert [parts(strategy, x) for x in sums()] == [[3.0 + 2 * i] * 2 for i in range(4)]
+
+
+def test_messages_suit_the_platform():
+    mesh = mirrored(4).extended._mesh
+    kinds = [jax.ShapeDtypeStruct((n,), jnp.float32) for n in (10, 100_000, 20, 1 << 20)]
+    assert packing_for(mesh).groups(kinds) == [[0, 1, 2], [3]]
+    with mesh.standing_for("tpu", 8):
+        assert packing_for(mesh).groups(kinds) == [[0, 2], [1], [3]]
+        assert packing_for(mesh, pack_bytes=1 << 20).groups(kinds) == [[0, 1, 2], [3]]  # the user's word
+
+
 def test_large_sums_are_not_copied_together():
-    strategy, size = mirrored(2), merge_all_reduces.LIMIT // 4 + 1
+    strategy, size = mirrored(2), packing_for(mirrored(2).extended._mesh).fit.together // 4
 
     @rx.function
     def both():

@@ -155,7 +155,7 @@ def test_copies_of_the_strategy(make):
 
 def assert_held_once(strategy, min_size, expected):
     """Asserts what a variable of SIZE bytes holds at rest, after each way to use it."""
-    with memory_watched(min_size) as more_held:
+    with memory_watched(min_size) as check_more_held:
         v = made(strategy, lambda: jnp.zeros(SIZE // 4), aggregation=A.MEAN)
         compiled = rx.function(lambda: strategy.run(lambda: (v.assign_add(v.value() + 1.0), None)[1]))
         uses = {
@@ -170,7 +170,7 @@ def assert_held_once(strategy, min_size, expected):
         }
         for use, call in uses.items():
             call()
-            assert more_held() == expected, use
+            check_more_held(expected, use)
     assert v.numpy().tolist() == [3.0] * (SIZE // 4)
     return v
 

@@ -309,7 +309,7 @@ def test_an_optimizers_state_is_divided_among_replicas_of_one_device_each():
     (got, state), (expected, _) = trained(True), trained(False)
     np.testing.assert_allclose(got, expected, rtol=1e-6)
     assert shards(state._storage.read()[1]) == {(1, 3000)}
-    with pytest.raises(ValueError, match="replicas of one device each.* gives each replica 2"):
+    with pytest.raises(ValueError, match="replicas of one device each.* each replica has 2"):
         tpu(2, 2, shard_optimizer_state=True)
 
 

@@ -11,10 +11,16 @@ def run(run_well):
     return lambda code, **env: run_well(code, env={**ENVIRONMENT, **env})
 
 
-def test_heads_and_arrays_come_back_as_they_were_sent(run):
-    run("""
+@pytest.fixture(params=[0, None], ids=["direct lanes", "gRPC's streams"])
+def run_over(run, request):
+    """Runs a program in which the calls of a task with `port=PORT` go over the one kind of lane, or the other."""
+    return lambda code: run(code.replace("PORT", str(request.param)))
+
+
+def test_heads_and_arrays_come_back_as_they_were_sent(run_over):
+    run_over("""
         from tasks import echo, task
-        with task({"echo": echo}, name="worker 1") as other:
+        with task({"echo": echo}, name="worker 1", port=PORT) as other:
             import jax, jax.numpy as jnp, numpy as np
             from replicax._transport.peer import connect
             peer = connect(other.address)
@@ -35,8 +41,8 @@ def test_heads_and_arrays_come_back_as_they_were_sent(run):
         """)
 
 
-def test_large_arrays_go_both_ways_and_all_bytes_are_counted(run):
-    run("""
+def test_large_arrays_go_both_ways_and_all_bytes_are_counted(run_over):
+    run_over("""
         from tasks import task
         def first_and_last(request):
             (array,) = request.arrays
@@ -45,7 +51,7 @@ def test_large_arrays_go_both_ways_and_all_bytes_are_counted(run):
         def twos(request):
             import numpy as np
             return {}, [np.full(request.head["count"], 2, np.uint8), np.arange(3)]
-        with task({"count": first_and_last, "twos": twos}) as other:
+        with task({"count": first_and_last, "twos": twos}, port=PORT) as other:
             import numpy as np
             from replicax._transport.peer import connect
             peer = connect(other.address)
@@ -60,15 +66,15 @@ def test_large_arrays_go_both_ways_and_all_bytes_are_counted(run):
         """)
 
 
-def test_many_threads_call_at_the_same_time(run):
-    run("""
+def test_many_threads_call_at_the_same_time(run_over):
+    run_over("""
         import threading
         from tasks import task
         barrier = threading.Barrier(40)
         def together(request):
             barrier.wait(60)  # 40 calls are under way
             return {"index": request.head["index"]}, request.arrays
-        with task({"together": together}) as other:
+        with task({"together": together}, port=PORT) as other:
             import numpy as np
             from concurrent.futures import ThreadPoolExecutor
             from replicax._transport.peer import connect
@@ -158,13 +164,13 @@ def test_without_a_secret_nothing_is_unpickled(run):
     assert done.stderr.count("neither authenticate each other nor encrypt") == 2  # once in each process
 
 
-def test_a_call_that_takes_too_long_ends_by_its_timeout(run):
-    run("""
+def test_a_call_that_takes_too_long_ends_by_its_timeout(run_over):
+    run_over("""
         import threading
         from tasks import echo, raised, task
         def forever(request):
             threading.Event().wait()
-        with task({"forever": forever, "echo": echo}) as other:
+        with task({"forever": forever, "echo": echo}, port=PORT) as other:
             from replicax._base.errors import DeadlineExceededError
             from replicax._transport.peer import connect
             peer = connect(other.address)
@@ -277,15 +283,15 @@ def test_a_service_can_be_stopped_by_a_call_and_ends_those_under_way(run):
         """)
 
 
-def test_closing_a_peer_ends_its_calls_and_waits(run):
-    run("""
+def test_closing_a_peer_ends_its_calls_and_waits(run_over):
+    run_over("""
         import os, threading
         from tasks import raised, task
         reading, writing = os.pipe()
         def forever(request):
             os.write(writing, b"b")
             threading.Event().wait()
-        with task({"forever": forever}) as other:
+        with task({"forever": forever}, port=PORT) as other:
             from replicax._transport.peer import connect
             found = []
             def ends(peer, call, begun):

@@ -78,7 +78,7 @@ def test_a_slow_network_is_not_taken_for_a_dead_task(run):
         def get(request):
             import numpy as np
             return {}, [np.ones(SIZE, np.uint8)]
-        with task({"put": put, "get": get}) as other:
+        with task({"put": put, "get": get}, port=None) as other:
             from replicax._job.channel import parse
             from replicax._transport.peer import connect
             listener = socket.create_server(("127.0.0.1", 0))

@@ -76,10 +76,11 @@ def test_another_version_is_refused_and_both_sides_say_which(run_python, kind):
     assert "was refused: ps 0 (" in done.stderr and f"{SHOWN[kind]} 0.0.1" in done.stderr
 
 
-def test_rubbish_at_the_port_is_ignored(run_python):
+@pytest.mark.parametrize("which", ["the task's port", "the port of its lanes"])
+def test_rubbish_at_a_port_is_ignored(run_python, which):
     done = run_python(
         """
-        import random, socket, ssl, struct
+        import os, random, socket, ssl, struct
         from tasks import echo, task
         def told(request):
             print("a handler was called")
@@ -87,7 +88,11 @@ def test_rubbish_at_the_port_is_ignored(run_python):
         with task({"echo": echo, "told": told}) as other:
             from replicax._job.channel import parse
             from replicax._transport.peer import connect
+            peer = connect(other.address)
             at = parse(other.address)
+            if os.environ["WHICH"] == "the port of its lanes":
+                at = at[0], peer.wait_until_ready(60)["port"]
+            peer.close()
             draw = random.Random(0)
             unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
@@ -126,7 +131,7 @@ def test_rubbish_at_the_port_is_ignored(run_python):
             for connection in open_ones:
                 connection.close()
         """,
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, "WHICH": which},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "a handler was called" not in done.stdout

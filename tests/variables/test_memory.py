@@ -24,7 +24,7 @@ def test_one_copy_a_device(kind):
         v.assign_add(v.value() + 1.0)
 
     compiled = rx.function(lambda: strategy.run(step))
-    with memory_watched(SIZE) as more_held:
+    with memory_watched(SIZE) as check_more_held:
         with strategy.scope():
             v = rx.Variable(lambda: jnp.zeros(SIZE // 4), **(on_read if kind == "on read" else {}))
         uses = {
@@ -39,7 +39,7 @@ def test_one_copy_a_device(kind):
         }
         for use, call in uses.items():
             call()
-            assert more_held() == {(device, "device"): SIZE for device in devices}, use
+            check_more_held({(device, "device"): SIZE for device in devices}, use)
 
 
 def test_variables_of_compiled_functions_are_freed():

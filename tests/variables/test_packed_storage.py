@@ -390,14 +390,17 @@ def test_after_an_interrupt_the_variables_are_all_of_one_step(n, packed):
     step()
     seen = 0
     for _ in range(4):
+        steps = threading.Event()
 
-        def interrupt():
+        def interrupt(steps=steps):
+            steps.wait()
             time.sleep(0.01)
             _thread.interrupt_main()
 
         thread = threading.Thread(target=interrupt)
+        thread.start()  # which is not what is interrupted
         try:
-            thread.start()
+            steps.set()
             while thread.is_alive():
                 step()
             for _ in range(3):

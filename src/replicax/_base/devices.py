@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import jax
 
+from replicax._base import planning
 from replicax._base.errors import DeviceError
 from replicax._base.messages import received
 
@@ -56,6 +57,11 @@ def set_virtual_devices(devices: Mapping[str, int]) -> None:
         DeviceError: a count is not a positive integer, or JAX has started already with fewer CPU devices.
     """
     counts = parse_virtual(",".join(f"{kind}:{count}" for kind, count in devices.items()))
+    if planning.takes_all_devices:  # those that are planned for have these names
+        total, kind = sum(_virtual.values()), next(iter(counts))
+        _virtual.clear()
+        _virtual[kind] = total
+        return
     needed = sum(counts.values()) + ("CPU" not in counts)
     try:
         jax.config.update("jax_num_cpu_devices", needed)
@@ -160,6 +166,8 @@ def find_device(
     if isinstance(device, jax.Device):
         return device
     name, table = short_name(device), table or device_table()
+    if name not in table and planning.takes_all_devices:
+        return next(iter(table.values()))
     if name not in table:
         kinds: dict[str, int] = {}
         for other in [name, *map(short_name, wanted)]:
@@ -185,6 +193,8 @@ def find_devices(devices: Sequence[DeviceLike] | None) -> list[jax.Device]:
             f'`devices` is a list of devices; got {devices!r}. For so many write ["GPU:0", "GPU:1", ...]; without '
             "`devices` all accelerators are taken."
         )
+    if planning.takes_all_devices:
+        devices = None
     names, table = list(devices) if devices else default_devices(), device_table()
     found = [find_device(name, table, names) for name in names]
     if len(set(found)) < len(found):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -109,10 +110,14 @@ def keeps_bits(*arrays: Leaf) -> bool:
     return wide and has_64_bit_types()
 
 
-def put(arrays: list[Leaf], where: jax.Device | jax.sharding.Sharding, **options: bool) -> list[jax.Array]:
+def put(
+    arrays: Sequence[Leaf],
+    where: jax.Device | jax.sharding.Sharding | Sequence[jax.sharding.Sharding],
+    **options: bool,
+) -> list[jax.Array]:
     """Calls `jax.device_put`, and keeps NumPy's 64-bit dtypes where JAX allows them."""
     with jax.enable_x64(True) if keeps_bits(*arrays) else contextlib.nullcontext():
-        placed: list[jax.Array] = jax.device_put(arrays, where, **options)
+        placed: list[jax.Array] = jax.device_put(list(arrays), where, **options)
         return placed
 
 

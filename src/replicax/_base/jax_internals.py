@@ -422,3 +422,11 @@ def hide_lines_of(folder: str) -> None:
 def order_of_check(error: checkify.Error) -> int:
     """Returns the position in the program of the check that failed, which `checkify` keeps to itself."""
     return min(int(code) for code in error._code.values())
+
+
+def users_line(eqn: jex.JaxprEqn) -> str:
+    """Returns the user's line that an equation comes from, as "file:line (function)". JAX documents no way to ask."""
+    from jax._src import source_info_util
+
+    line: str = source_info_util.summarize(eqn.source_info)
+    return line

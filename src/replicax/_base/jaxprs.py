@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -47,8 +47,45 @@ def equations_in(eqn: jex.JaxprEqn) -> Iterator[jex.JaxprEqn]:
         yield from equations(inner)
 
 
-def has_side_effects(jaxpr: jex.Jaxpr) -> bool:
-    """Returns whether a jaxpr does more than compute, such as print."""
+def parts_of_scan(eqn: jex.JaxprEqn) -> tuple[int, int]:
+    """Returns how many operands of a `lax.scan` are constants, and how many are carried; the rest is scanned over.
+
+    What is scanned over has one dimension less in the body. Of the others, those that are carried are outputs.
+    """
+    body, _ = opened(eqn.params["jaxpr"])
+    carried = sum(kind_of(out).ndim == kind_of(inner).ndim for out, inner in zip(eqn.outvars, body.outvars))
+    scanned = sum(kind_of(arg).ndim != kind_of(inner).ndim for arg, inner in zip(eqn.invars, body.invars))
+    return len(eqn.invars) - carried - scanned, carried
+
+
+def checkpoint_like(
+    eqn: jex.JaxprEqn, inside: Callable[..., list[jax.Array]], operands: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Computes a `jax.checkpoint` with another body, and returns its results."""
+    closed = jax.make_jaxpr(inside)(*operands)
+    jaxpr = closed.jaxpr
+    body = jax_internals.part_of_jaxpr(jaxpr, jaxpr.eqns, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
+    return jax_internals.rebind(eqn, {**eqn.params, "jaxpr": body.jaxpr}, [*closed.consts, *operands])
+
+
+def scan_like(
+    eqn: jex.JaxprEqn, inside: Callable[..., list[jax.Array]], operands: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Computes a `lax.scan` with another body, and returns its results."""
+    consts, carried = parts_of_scan(eqn)
+
+    def step(carry: list[jax.Array], xs: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+        outs = inside(*operands[:consts], *carry, *xs)
+        return outs[:carried], outs[carried:]
+
+    init, xs = operands[consts : consts + carried], operands[consts + carried :]
+    params = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+    last, stacked = jax.lax.scan(step, list(init), list(xs), **params)
+    return [*last, *stacked]
+
+
+def has_side_effects(jaxpr: jex.Jaxpr | jex.JaxprEqn) -> bool:
+    """Returns whether a jaxpr, or an equation, does more than compute, such as print."""
     return any(not isinstance(effect, _NAMED_AXIS) for effect in jaxpr.effects)
 
 

@@ -128,6 +128,7 @@ class _InputOptions(NamedTuple):
     experimental_replication_mode: InputReplicationMode
     experimental_place_dataset_on_device: bool
     experimental_per_replica_buffer_size: int
+    pad_last_batch: bool
 
 
 class InputOptions(_InputOptions):
@@ -141,6 +142,9 @@ class InputOptions(_InputOptions):
         experimental_place_dataset_on_device: accepted for compatibility; datasets run on the host.
         experimental_per_replica_buffer_size: how many batches are prefetched to the devices; a few more where they are
             small and their rows lie in arrays, so that nobody sees it.
+        pad_last_batch: whether the replicas' parts of smaller batches are padded to the size of the others on the
+            devices, so that a compiled function has one program for all of them. Results are those without padding.
+            See docs/guide.md, "Uneven batches".
     """
 
     __slots__ = ()
@@ -151,6 +155,7 @@ class InputOptions(_InputOptions):
         experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
         experimental_place_dataset_on_device: bool = False,
         experimental_per_replica_buffer_size: int = 1,
+        pad_last_batch: bool = False,
     ) -> InputOptions:
         fetch = True if experimental_fetch_to_device is None else experimental_fetch_to_device
         return super().__new__(
@@ -159,16 +164,28 @@ class InputOptions(_InputOptions):
             experimental_replication_mode,
             experimental_place_dataset_on_device,
             experimental_per_replica_buffer_size,
+            as_flag("pad_last_batch", pad_last_batch),
         )
 
+    def __repr__(self) -> str:
+        """Returns TensorFlow's text, which has no `pad_last_batch`, where that has its default."""
+        shown = {name: value for name, value in self._asdict().items() if name != "pad_last_batch" or value}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
-def as_input_options(options: InputOptions | None) -> InputOptions:
-    """Returns `options`, or the defaults for None; raises `TypeError` for what is no `InputOptions`."""
+
+def as_input_options(options: object) -> InputOptions:
+    """Returns `options`, or the defaults for None; raises `TypeError` for what is no `InputOptions`.
+
+    TensorFlow's own ones are taken too, which have no `pad_last_batch`.
+    """
     if options is None:
         return InputOptions()
-    if not all(hasattr(options, name) for name in InputOptions._fields):
+    if isinstance(options, InputOptions):
+        return options
+    found = {name: getattr(options, name) for name in InputOptions._fields if hasattr(options, name)}
+    if set(InputOptions._fields) - set(found) - {"pad_last_batch"}:
         raise TypeError(f"`options` is an `InputOptions` or None, got {received(options)}.")
-    return options
+    return InputOptions(**found)
 
 
 class CommunicationImplementation(enum.Enum):

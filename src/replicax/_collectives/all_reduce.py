@@ -5,12 +5,13 @@ among its parameters. `merge_all_reduces` puts all-reduces together that were le
 rewrite, as those of eager replicas, loops and gradient tapes, an equation is lowered to the messages that it asks for
 by itself.
 
-If nothing was asked, all tensors of one dtype are packed into one vector for one all-reduce, which is several times
-faster than one each where they are small (see benchmarks/step.py).
+If nothing was asked, small tensors of one dtype share a vector and one all-reduce, which is several times faster than
+one each, and large ones travel by themselves, since packing copies them (see `Fit`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,35 +25,66 @@ from jax.interpreters import ad, batching, mlir
 from replicax._base import jax_internals
 from replicax._base.optimizing import optimizes_programs
 from replicax._collectives import arithmetic
-from replicax._values import AXIS, Kind
+from replicax._values import AXIS, Kind, ReplicaMesh
+
+
+class Fit(NamedTuple):
+    """The messages that suit a platform, where the user asks for none.
+
+    Args:
+        together: tensors of fewer bytes share messages.
+        most: the largest size in bytes of a message that tensors share.
+    """
+
+    together: int
+    most: int
+
+
+# On CPU devices XLA sends one buffer after another, each of which costs as much as copying about a megabyte, however
+# many devices there are (benchmarks/packs.py). For accelerators it combines all-reduces by itself, without a copy, and
+# overlaps them with computation, so that a vector of all gradients costs memory and gains nothing (tests/plan).
+_CPU = Fit(together=1 << 20, most=1 << 22)
+_ACCELERATOR = Fit(together=1 << 14, most=1 << 20)
+# To pack tensors that are split over the devices of each replica would bring their parts together first.
+_SPLIT = Fit(together=0, most=0)
 
 
 class Packing(NamedTuple):
     """The way in which tensors are put into messages.
 
     Args:
-        packs: the largest number of messages for each dtype, of about equal size; 0 for a message for each tensor.
+        fit: the messages that suit the platform.
+        packs: the largest number of messages for each dtype, of about equal size; 0 for a message for each tensor, 1 if
+            no number was asked for.
         pack_bytes: the largest size of a message in bytes; if it is not 0, `packs` is ignored.
         halves: whether to add up within each half of the replicas first, and then across the halves.
     """
 
+    fit: Fit
     packs: int = 1
     pack_bytes: int = 0
     halves: bool = False
 
     @property
     def apart(self) -> bool:
-        """True if other messages than one for each dtype were asked for."""
+        """True if the user has asked for certain messages."""
         return self.packs != 1 or self.pack_bytes > 0
+
+    @property
+    def merges(self) -> bool:
+        """True if the tensors may share messages with those of other all-reduces."""
+        return not self.apart and not self.halves
 
     def groups(self, leaves: Sequence[Kind]) -> list[list[int]]:
         """Returns the indices of the leaves of each message."""
-        if self.pack_bytes or self.packs == 1:
-            return by_dtype(leaves, self.pack_bytes)
+        if not self.apart:
+            return _by_dtype(leaves, self.fit.most, self.fit.together)
+        if self.pack_bytes:
+            return _by_dtype(leaves, self.pack_bytes)
         if self.packs == 0:
             return [[i] for i in range(len(leaves))]
         largest = max((sum(_bytes(x) for x in leaves if x.dtype == leaf.dtype) for leaf in leaves), default=0)
-        return by_dtype(leaves, max(1, -(-largest // self.packs)))
+        return _by_dtype(leaves, max(1, -(-largest // self.packs)))
 
     def add(self, leaf: jax.Array) -> jax.Array:
         """Returns the sum over the replicas of one message."""
@@ -69,13 +101,16 @@ def _bytes(leaf: Kind) -> int:
     return leaf.size * leaf.dtype.itemsize
 
 
-def by_dtype(leaves: Sequence[Kind], most_bytes: int = 0) -> list[list[int]]:
-    """Returns groups of leaves of one dtype, of at most so many bytes each where that is not 0."""
+def _by_dtype(leaves: Sequence[Kind], most: int, together: float = math.inf) -> list[list[int]]:
+    """Returns groups of leaves of one dtype, of at most so many bytes each; leaves of `together` bytes are alone."""
     groups: list[list[int]] = []
     open_group: dict[np.dtype, tuple[int, int]] = {}  # dtype -> (number of its last group, bytes in it)
     for i, leaf in enumerate(leaves):
+        if _bytes(leaf) >= together:
+            groups.append([i])
+            continue
         where, filled = open_group.get(leaf.dtype, (-1, 0))
-        if where < 0 or (most_bytes and filled + _bytes(leaf) > most_bytes):
+        if where < 0 or filled + _bytes(leaf) > most:
             groups.append([])
             where, filled = len(groups) - 1, 0
         groups[where].append(i)
@@ -83,7 +118,13 @@ def by_dtype(leaves: Sequence[Kind], most_bytes: int = 0) -> list[list[int]]:
     return groups
 
 
-AS_FEW_AS_POSSIBLE = Packing()
+def packing_for(mesh: ReplicaMesh | None, packs: int = 1, pack_bytes: int = 0, halves: bool = False) -> Packing:
+    """Returns the messages among the devices of a mesh, as they suit the devices or as the user has asked for.
+
+    Without a mesh there are no messages to pack.
+    """
+    fit = _SPLIT if mesh is None or mesh.logical_axes else _CPU if mesh.platform == "cpu" else _ACCELERATOR
+    return Packing(fit, packs, pack_bytes, halves)
 
 
 def all_reduce(leaves: Sequence[jax.Array], packing: Packing) -> list[jax.Array]:
@@ -128,9 +169,17 @@ def after(before: jax.Array, value: jax.Array) -> jax.Array:
     """
     if not value.size:
         return value
-    first, new = (lax.slice(x, (0,) * x.ndim, (1,) * x.ndim) for x in (before, value))
-    never = lax.population_count(jnp.reshape(first, ()).real.astype(jnp.uint8)) > 8
-    return lax.dynamic_update_slice(value, jnp.where(never, jnp.zeros_like(new), new), (0,) * value.ndim)
+    new = _first(value)
+    return lax.dynamic_update_slice(value, jnp.where(never(before), jnp.zeros_like(new), new), (0,) * value.ndim)
+
+
+def never(before: jax.Array) -> jax.Array:
+    """Returns False, for which XLA waits until `before` is there (see `after`)."""
+    return lax.population_count(jnp.reshape(_first(before), ()).real.astype(jnp.uint8)) > 8
+
+
+def _first(array: jax.Array) -> jax.Array:
+    return lax.slice(array, (0,) * array.ndim, (1,) * array.ndim)
 
 
 # The equation. It adds up each operand by itself, so its derivatives are all-reduces too, as those of `psum`.

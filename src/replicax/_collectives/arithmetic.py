@@ -25,6 +25,7 @@ from replicax._values import (
     Mirrored,
     PerReplica,
     component_count,
+    counted_form,
     is_array,
     local_shapes,
     mesh_of,
@@ -90,6 +91,8 @@ def check_alike(parts: Sequence[Kind], free_axis: int | None = None) -> None:
 
 def check_static(value: PerReplica) -> None:
     """Raises `InvalidArgumentError` if the replicas' arrays differ in shape, for strategies that need equal ones."""
+    if counted_form(value) is not None:  # its program has one shape
+        return
     shapes = local_shapes(value)
     ids = range(len(shapes)) if (mesh := mesh_of(value)) is None else mesh.local_ids
     if others_differ(value) or len(set(shapes)) > 1:
@@ -182,6 +185,30 @@ def reduce_along(op: ReduceOp, parts: Sequence[ArrayLike], axis: Axis) -> jax.Ar
 def sum_of_rows(stacked: jax.Array, axes: tuple[int, ...] = ()) -> jax.Array:
     """Returns the sum over the rows, and over these axes of each row."""
     return jnp.sum(stacked, axis=(0, *(a + 1 for a in axes)), dtype=stacked.dtype)
+
+
+def reduce_rows(op: ReduceOp, stacked: jax.Array, counts: jax.Array, axis: Axis | None) -> jax.Array:
+    """Returns the sum or mean of the rows that count of a padded batch's parts, of which a program knows no shapes.
+
+    Raises:
+        ValueError: it is not along the axis of the rows.
+    """
+    row = jax.ShapeDtypeStruct(stacked.shape[1:], stacked.dtype)
+    check_numeric(row.dtype)
+    if axis is not None:  # checks the axis, and raises in the components' terms
+        jax.eval_shape(lambda x: reduce_along(op, [x], axis), row)
+    axes = tuple(a % len(row.shape) for a in axes_of(axis)) if axis is not None else ()
+    if 0 not in axes:
+        raise ValueError(
+            "The replicas' parts of a padded batch (InputOptions(pad_last_batch=True)) may have different numbers of "
+            f"rows in each call, so that they can be reduced along axis 0 alone, got axis={axis}. Reduce the rows in "
+            "the replica function, or return the value from the compiled function and reduce it there."
+        )
+    shape = (*stacked.shape[:2], *[1] * (stacked.ndim - 2))
+    mask = lax.broadcasted_iota(counts.dtype, shape, 1) < counts.reshape(-1, *[1] * (stacked.ndim - 1))
+    total = sum_of_rows(jnp.where(mask, stacked, jnp.zeros_like(stacked)), axes)
+    inner = count_along(row.shape, tuple(a for a in axes if a))
+    return divided(total, jnp.sum(counts) * inner, row.dtype) if op is ReduceOp.MEAN else total
 
 
 # One replica's view, inside of `shard_map`: values are its own component.

@@ -28,7 +28,7 @@ from replicax._base.messages import received
 from replicax._base.optimizing import optimizes_programs
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, as_integer, as_options
 from replicax._collectives import arithmetic, cross_process, in_flight, sharding
-from replicax._collectives.all_reduce import Packing, all_reduce
+from replicax._collectives.all_reduce import Packing, all_reduce, packing_for
 from replicax._collectives.arithmetic import Reducible
 from replicax._values import (
     AXIS,
@@ -177,13 +177,13 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         self._num_packs = num_packs
         self._programs: dict[Hashable, Callable[..., Sequence[jax.Array]]] = {}
 
-    def _packing(self, options: CommunicationOptions) -> Packing:
-        return Packing(self._num_packs, options.bytes_per_pack, self._halves)
+    def _packing(self, mesh: ReplicaMesh, options: CommunicationOptions) -> Packing:
+        return packing_for(mesh, self._num_packs, options.bytes_per_pack, self._halves)
 
     def _local_reduce(
         self, op: ReduceOp, leaves: Sequence[Reducible], mesh: ReplicaMesh, options: CommunicationOptions
     ) -> list[Reducible]:
-        add_up = functools.partial(all_reduce, packing=self._packing(options))
+        add_up = functools.partial(all_reduce, packing=self._packing(mesh, options))
         return arithmetic.local_reduce(op, leaves, mesh.size, add_up, options.reduction_dtype)
 
     def _local_parts(
@@ -192,14 +192,14 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         """Does as `_local_reduce`, but each replica gets only its part of what is cut (see `_collectives.sharding`)."""
 
         def scatter(block: jax.Array) -> jax.Array:
-            if mesh.all_local or mesh.devices[0].platform != "cpu":
+            if mesh.all_local or mesh.platform != "cpu":
                 own: jax.Array = lax.psum_scatter(block, AXIS)
                 return own
             # Gloo gives up a reduce-scatter when a process is 30 seconds late, whatever limit JAX is given.
             return sharding.own_row(arithmetic.local_sum(block))
 
         def add_up(sent: list[jax.Array]) -> list[jax.Array]:
-            return sharding.sums(sent, mesh.size, self._packing(options), scatter)
+            return sharding.sums(sent, mesh.size, self._packing(mesh, options), scatter)
 
         cut = [i for i, leaf in enumerate(leaves) if sharding.is_cut(leaf, mesh.size)]
         others = [i for i in range(len(leaves)) if i not in cut]
@@ -278,7 +278,7 @@ def _placed_total(total: Leaf, destinations: object) -> Leaf:
 
 
 class CollectiveAllReduce(AllReduceCrossDeviceOps):
-    """What strategies use where no other is given: all tensors of one dtype in one all-reduce."""
+    """What strategies use where no other is given: in messages that suit the devices."""
 
 
 class NcclAllReduce(AllReduceCrossDeviceOps):

@@ -32,6 +32,7 @@ from replicax._values import (
     PerReplica,
     ReplicaMesh,
     as_rows,
+    cut_axis,
     first_row,
     is_array,
     mesh_of,
@@ -169,11 +170,27 @@ def from_first(mesh: ReplicaMesh, part: jax.Array, what: str) -> jax.Array:
 
 
 def from_first_laid_out(mesh: ReplicaMesh, whole: Array, layout: PartitionSpec) -> jax.Array:
-    """Returns replica 0's array, split over each replica's logical devices; no device holds more than its part."""
+    """Returns replica 0's array in a layout; no device holds more of it than its own part and one other."""
     if _is_key(whole):
         return _through_bits(whole, lambda bits: from_first_laid_out(mesh, bits, layout))
-    what, host = "an array that is laid out", np.asarray(whole)
-    agree(mesh, what, [host] * len(mesh.local_ids))
+    host = np.asarray(whole)
+    agree(mesh, "an array that is laid out", [host] * len(mesh.local_ids))
+    axis = cut_axis(layout)
+    if axis is None:
+        return _first_laid_out(mesh, host, layout)
+    entries = list(layout)
+    names = entries[axis] if isinstance(entries[axis], tuple) else (entries[axis],)
+    entries[axis] = tuple(name for name in names if name != AXIS) or None
+    own: list[jax.Array] = []
+    for replica, part in enumerate(np.split(host, mesh.size, axis)):
+        laid_out = _first_laid_out(mesh, part, PartitionSpec(*entries))
+        devices = set(mesh.mesh.devices.reshape(mesh.size, -1)[replica])
+        own += [shard.data for shard in laid_out.addressable_shards if shard.device in devices]
+    return jax.make_array_from_single_device_arrays(host.shape, NamedSharding(mesh.mesh, layout), own)
+
+
+def _first_laid_out(mesh: ReplicaMesh, host: np.ndarray, layout: PartitionSpec) -> jax.Array:
+    """Returns replica 0's array on every replica, split over its devices."""
     rows = NamedSharding(mesh.mesh, PartitionSpec(AXIS, *layout))
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
@@ -181,7 +198,7 @@ def from_first_laid_out(mesh: ReplicaMesh, whole: Array, layout: PartitionSpec) 
         return host[index[1:]][None]
 
     stacked = jax.make_array_from_callback((mesh.size, *host.shape), rows, part)
-    with in_flight.dispatching(mesh, what, [stacked]) as call:
+    with in_flight.dispatching(mesh, "an array that is laid out", [stacked]) as call:
         call.output = laid_out = _first_to(NamedSharding(mesh.mesh, layout))(stacked)
     return laid_out
 

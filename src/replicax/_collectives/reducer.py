@@ -41,6 +41,7 @@ from replicax._values import (
     ReplicaMesh,
     adopted,
     as_rows,
+    counted_form,
     global_array,
     is_array,
     is_whole,
@@ -139,7 +140,7 @@ class Reducer:
 
     def gather_parts(self, values: Sequence[Value], options: CommunicationOptions) -> list[jax.Array]:
         """Returns one replica's values while its function is traced, as whole arrays; parts are gathered from all."""
-        return sharding.gathered(values, self._scattering_ops._packing(options))
+        return sharding.gathered(values, self._scattering_ops._packing(self.mesh, options))
 
     @property
     def _scattering_ops(self) -> AllReduceCrossDeviceOps:
@@ -237,6 +238,8 @@ class Reducer:
             return value if axis is None else arithmetic.reduce_along(op, [_read(value)], axis)
         if traced_component(value) is not None:
             return self._local(op, traced_component(value), axis)
+        if (counted := counted_form(value)) is not None and counted.shapes() is None:
+            return arithmetic.reduce_rows(op, counted.array, counted.counts.array, axis)
         if is_whole(value) and (rows := global_array(value)) is not None:  # `jax.tree.map` may put anything else there
             return self._stacked(op, rows, axis)
         if self._spans_processes():

@@ -15,9 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
-from replicax._collectives.all_reduce import AS_FEW_AS_POSSIBLE, Packing, after
-from replicax._values import AXIS, Kind, filled
+from replicax._collectives import arithmetic
+from replicax._collectives.all_reduce import Packing, after, never
+from replicax._values import AXIS, Kind, ReplicaMesh, filled, partition
 
 _Array = TypeVar("_Array", np.ndarray, jax.Array)
 
@@ -29,6 +31,100 @@ def is_cut(kind: Kind, count: int) -> bool:
     if jnp.issubdtype(kind.dtype, jax.dtypes.extended) or len(kind.shape) == 0:
         return False
     return kind.size >= max(count, FEWEST) and count > 1
+
+
+Rule: TypeAlias = Callable[[Sequence[int], np.dtype], Sequence[int]]  # a partitioner: shards along each axis
+
+
+def cut_axis(kind: Kind, count: int, rule: Rule | None = None, split: Sequence[int] = ()) -> int | None:
+    """Returns the axis along which an array is divided among so many replicas; None if it stays whole on each.
+
+    That is the first axis that can be divided: then a part is in one piece. Of arrays with more than two axes the first
+    may be the layers of a stack, which a loop takes one by one, and comes last.
+
+    Args:
+        kind: its shape and dtype.
+        count: the number of replicas.
+        rule: a partitioner, which says whether and along which axis; by default what is not small is divided.
+        split: in how many parts each axis is split over a replica's devices, 1 for those left out at the end. An axis
+            that is not split is divided if there is one.
+    """
+    shape = kind.shape
+    if count < 2 or not shape or jnp.issubdtype(kind.dtype, jax.dtypes.extended):
+        return None
+    if rule is None:
+        wanted = [] if kind.size < FEWEST else [0]
+    else:
+        wanted = [axis for axis, shards in enumerate(rule(tuple(shape), kind.dtype)) if shards > 1]
+    if not wanted:
+        return None
+    axes = [*range(1, len(shape)), 0] if len(shape) > 2 else [*range(len(shape))]
+    candidates = axes if rule is None else [*wanted, *axes]
+    parts = [*split, *[1] * (len(shape) - len(split))]
+    candidates.sort(key=lambda axis: parts[axis] > 1)
+    return next((axis for axis in candidates if shape[axis] and shape[axis] % (count * parts[axis]) == 0), None)
+
+
+def gathered_along(part: jax.Array, axis: int, layout: PartitionSpec | None = None) -> jax.Array:
+    """Returns the array of which each replica has a part along an axis, inside of `shard_map`.
+
+    By a layout each device of a replica gathers what it has of the array. Otherwise XLA gathers all of it on each.
+    """
+    if layout is None:
+        whole_array: jax.Array = lax.all_gather(part, AXIS, axis=axis, tiled=True)
+        return whole_array
+    along, kept = _apart(layout, axis)
+    return _on_each_device(lambda part: lax.all_gather(part, (AXIS, *along), axis=axis, tiled=True), layout, kept)(part)
+
+
+def _on_each_device(
+    fn: Callable[[jax.Array], jax.Array], before: PartitionSpec, after: PartitionSpec
+) -> Callable[[jax.Array], jax.Array]:
+    """Returns a function of one replica's array that computes `fn` on what each of its devices has, by layouts."""
+    names = set(jax.sharding.get_abstract_mesh().axis_names) - {AXIS}
+    mapped: Callable[[jax.Array], jax.Array] = jax.shard_map(
+        fn, in_specs=before, out_specs=after, axis_names=names, check_vma=False
+    )
+    return mapped
+
+
+def _apart(layout: PartitionSpec, axis: int) -> tuple[tuple[str, ...], PartitionSpec]:
+    """Returns the names that a layout has for an axis, and the layout without them."""
+    entries = [*layout, *[None] * (axis + 1 - len(layout))]
+    names, entries[axis] = partition.axes_of(entries[axis]), None
+    return names, PartitionSpec(*entries)
+
+
+def own_along(array: jax.Array, axis: int) -> jax.Array:
+    """Returns this replica's part, along an axis, of an array that all replicas have."""
+    size = array.shape[axis] // lax.axis_size(AXIS)
+    return lax.dynamic_slice_in_dim(array, lax.axis_index(AXIS) * size, size, axis)
+
+
+def behind(before: jax.Array, part: jax.Array, mesh: ReplicaMesh) -> jax.Array:
+    """Returns a part that XLA gathers, or computes, only when `before` is there.
+
+    On CPU devices XLA drops optimization barriers before it decides on the order.
+    """
+    if mesh.devices[0].platform == "cpu":
+        return jnp.where(never(before), jnp.zeros_like(part), part)
+    held: tuple[jax.Array, jax.Array] = lax.optimization_barrier((part, before))
+    return held[0]
+
+
+def scattered(leaf: jax.Array, axis: int, mesh: ReplicaMesh, layout: PartitionSpec | None = None) -> jax.Array:
+    """Returns this replica's part, along an axis, of the sum over the replicas; by a layout as `gathered_along`."""
+    if layout is not None:
+        _, kept = _apart(layout, axis)
+        return _on_each_device(lambda leaf: scattered(leaf, axis, mesh), kept, kept)(leaf)
+    if mesh.devices[0].platform == "cpu":
+        # Gloo gives up a reduce-scatter when a process is 30 seconds late, whatever limit JAX is given.
+        if not mesh.all_local:
+            return own_along(arithmetic.local_sum(leaf), axis)
+        if leaf.dtype == jnp.bfloat16 and mesh.logical_axes:  # as in `arithmetic.local_sum`
+            return scattered(leaf.astype(jnp.float32), axis, mesh).astype(leaf.dtype)
+    part: jax.Array = lax.psum_scatter(leaf, AXIS, scatter_dimension=axis, tiled=True)
+    return part
 
 
 def length(kind: Kind, count: int) -> int:
@@ -121,7 +217,7 @@ def sums(
     return [results[i] for i in range(len(leaves))]
 
 
-def gathered(values: Sequence[Value], packing: Packing = AS_FEW_AS_POSSIBLE) -> list[jax.Array]:
+def gathered(values: Sequence[Value], packing: Packing) -> list[jax.Array]:
     """Returns the whole arrays of some values, the parts of one pack in one message; a pack is of one dtype."""
     parts = {i: value for i, value in enumerate(values) if isinstance(value, Part)}
     results = {i: whole(value) for i, value in enumerate(values) if i not in parts}

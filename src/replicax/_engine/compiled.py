@@ -12,7 +12,8 @@ users of this API expect each replica's own gradient and reduce it themselves.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,10 @@ from jax.sharding import PartitionSpec
 from replicax._base import array_conversion, nest
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import Leaf, Tree
+from replicax._collectives import sharding
 from replicax._collectives.reducer import Reducer
+from replicax._engine import padded_batch
+from replicax._engine.padded_batch import PaddedBatch
 from replicax._engine.replica_trace import (
     LeafKey,
     NotStacked,
@@ -35,6 +39,7 @@ from replicax._engine.replica_trace import (
     refuse_different,
 )
 from replicax._passes import uneven_replicas
+from replicax._passes.row_dims import NotExact
 from replicax._tracing import active_tapes, frames
 from replicax._tracing import context as _context
 from replicax._tracing.context import StrategyLike
@@ -45,12 +50,14 @@ from replicax._values import (
     Mirrored,
     PerReplica,
     ReplicaMesh,
+    counted_form,
     filled,
     global_array,
     is_number,
     largest_of,
     mapped,
     of_array,
+    of_counted,
     of_padded,
     of_traced,
     padded_form,
@@ -61,6 +68,29 @@ from replicax._values.forms import Shape
 _STACKED, _MIRRORED = PartitionSpec(AXIS), PartitionSpec()
 
 
+class _Form(NamedTuple):
+    """How an array is divided among the replicas: in `rows`, one each; in parts along the axis `cut`; or not."""
+
+    rows: bool = False
+    cut: int | None = None
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """The part of the array that `shard_map` gives to a replica."""
+        return _STACKED if self.rows else _MIRRORED if self.cut is None else PartitionSpec(*[None] * self.cut, AXIS)
+
+    def whole(self, own: jax.Array) -> jax.Array:
+        """Returns the whole of an array of which this may be a part."""
+        return own if self.cut is None else sharding.gathered_along(own, self.cut)
+
+    def part(self, array: jax.Array) -> jax.Array:
+        """Returns this replica's part of an array, if it is cut."""
+        return array if self.cut is None else sharding.own_along(array, self.cut)
+
+
+_WHOLE, _ROWS = _Form(), _Form(rows=True)
+
+
 class _DistributedArguments:
     """The distributed values among the arguments of a call, as arrays that go into its program.
 
@@ -68,6 +98,7 @@ class _DistributedArguments:
         skeleton: the arguments, with a `Placeholder` for each of them.
         values, arrays: the values, and their arrays.
         stacked: which of the arrays have a row for each replica.
+        padded: the padded batch among them; None for none.
         kinds: the replicas' components may be of several kinds, which are the shapes that a component of each value has
             (None where all are alike).
         which: each replica's kind.
@@ -82,11 +113,16 @@ class _DistributedArguments:
         self.kinds = list(dict.fromkeys(by_replica))
         self.which = [self.kinds.index(kind) for kind in by_replica]
         self.stacked = [isinstance(value, PerReplica) for value in self.values]
+        self.padded = padded_batch.found(self.values)
+        if self.padded is not None and len(self.kinds) > 1:
+            raise NotExact("the function takes values of other shapes beside a padded batch")
 
     def _split_off(self, leaf: Leaf) -> Leaf:
         if not isinstance(leaf, (PerReplica, Mirrored)):
             return leaf
         array, shapes = global_array(leaf), None
+        if (counted := counted_form(leaf)) is not None:
+            array = counted.array
         if array is None and isinstance(leaf, PerReplica) and (padded := padded_form(leaf)) is not None:
             array, shapes = padded.array, padded.shapes
         if array is None:
@@ -96,8 +132,27 @@ class _DistributedArguments:
         self._shapes.append(shapes)
         return Placeholder(len(self.values) - 1)
 
+    @property
+    def inputs(self) -> list[jax.Array]:
+        """What goes into the program: the arrays, and the numbers of rows of a padded batch."""
+        return self.arrays if self.padded is None else [*self.arrays, self.padded.counts.array]
+
+    @property
+    def specs(self) -> list[PartitionSpec]:
+        """How the inputs are divided."""
+        return _specs_of(self.stacked if self.padded is None else [*self.stacked, False])
+
+    @property
+    def differing(self) -> list[bool]:
+        """Which operands of the replica function's program differ between the replicas."""
+        return self.stacked if self.padded is None else [*self.stacked, True]
+
+    def operands(self, blocks: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns what a replica's program takes: its components and, of a padded batch, how many rows count."""
+        return self.rows(blocks) if self.padded is None else [*self.rows(blocks), self.padded.own_count(blocks[-1])]
+
     def rows(self, blocks: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns a replica's own components, where `blocks` are its blocks of the arrays."""
+        """Returns a replica's own components, where `blocks` are its blocks of the inputs."""
         return [block[0] if stacked else block for block, stacked in zip(blocks, self.stacked)]
 
     def refusal(self, error: uneven_replicas.NotAlike) -> BaseException:
@@ -113,9 +168,10 @@ class _TracedVariables:
     Attributes:
         reads: the leaves that go in.
         values: their arrays.
-        stacked: which of these have a row for each replica.
+        forms: how each of these is divided among the replicas.
         written: the variables that are written, by id.
-        stacked_after: which of their new leaves have a row for each replica.
+        cut: the leaves of which each replica has a part, with its axis.
+        forms_after: how each of their new leaves is.
     """
 
     def __init__(self, traces: Sequence[ReplicaTrace]):
@@ -129,8 +185,11 @@ class _TracedVariables:
         current = {key: active_tapes.on_read(variable, frame.read(variable)) for key, variable in variables.items()}
         self.reads: list[LeafKey] = [(key, i) for key, leaves in current.items() for i in range(len(leaves))]
         self.values = [current[key][i] for key, i in self.reads]
-        self.stacked = [_has_rows(level, variables[key], i) for key, i in self.reads]
-        self.stacked_after = [_has_rows(level, v, i) for v in self.written.values() for i in range(_leaf_count(v))]
+        self.forms = [_form(level, variables[key], i) for key, i in self.reads]
+        every = {**variables, **self.written}
+        found = {(key, i): _form(level, v, i).cut for key, v in every.items() for i in range(_leaf_count(v))}
+        self.cut = {leaf: axis for leaf, axis in found.items() if axis is not None}
+        self.forms_after = [_form(level, v, i) for v in self.written.values() for i in range(_leaf_count(v))]
 
     def write(self, new: Sequence[jax.Array]) -> None:
         """Replaces what is written by these leaves."""
@@ -152,38 +211,51 @@ def run(
     Where the components of an argument differ in shape, `fn` is traced once for each shape, see `uneven_replicas`. With
     `alike` replicas may not assign different values to variables whose copies must stay equal.
     """
-    mesh = reducer.mesh
+    with padded_batch.explained(fn):
+        return _run(strategy, reducer, fn, _DistributedArguments(reducer.mesh, (args, kwargs)), alike)
+
+
+def _run(
+    strategy: StrategyLike,
+    reducer: Reducer,
+    fn: Callable[..., Tree],
+    arguments: _DistributedArguments,
+    alike: bool,
+) -> Tree:
+    mesh, padded = reducer.mesh, arguments.padded
     frames.frame().note_replicas(mesh)
-    arguments = _DistributedArguments(mesh, (args, kwargs))
     try:
         traces = _traces(strategy, reducer, fn, arguments)
     except uneven_replicas.NotAlike as error:
         raise arguments.refusal(error) from error
     variables = _TracedVariables(traces)
-    varying = {read for read, stacked in zip(variables.reads, variables.stacked) if stacked}
+    varying = {read for read, form in zip(variables.reads, variables.forms) if form.rows}
     must_agree = alike and mesh.size > 1 and any(variable._equal_by_contract for variable in variables.written.values())
     for trace in traces:
-        trace.check(arguments.stacked, varying, must_agree)
+        trace.check(arguments.differing, varying, must_agree)
 
     def program(values: Sequence[jax.Array], blocks: Sequence[jax.Array]) -> list[jax.Array]:
-        own = [value[0] if stacked else value for value, stacked in zip(values, variables.stacked)]
-        functions = [functools.partial(outputs.of, trace, variables.reads) for trace in traces]
+        own = [value[0] if form.rows else value for value, form in zip(values, variables.forms)]
         if len(traces) == 1:
-            found = functions[0](*own, *arguments.rows(blocks))
+            found = outputs.of(traces[0], variables.reads, variables.cut, *own, *arguments.operands(blocks))
         else:
+            own = [form.whole(value) for value, form in zip(own, variables.forms)]
+            functions = [functools.partial(outputs.of, trace, variables.reads, {}) for trace in traces]
             mine = jnp.asarray(np.array(arguments.which, np.int32))[lax.axis_index(AXIS)]
-            found, same = uneven_replicas.together(functions, mine, [*own, *arguments.rows(blocks)])
+            found, same = uneven_replicas.together(functions, mine, [*own, *arguments.operands(blocks)])
             if must_agree:
                 differ = [not each for each in same[len(outputs.common) :]]
                 refuse_different(variables.written.values(), differ, ": those whose batches have other shapes differ")
-        return [x[None] if stacked else x for x, stacked in zip(found, out_stacked)]
+            found = [form.part(x) for x, form in zip(found, out_forms)]
+        return [x[None] if form.rows else x for x, form in zip(found, out_forms)]
 
     try:
         outputs = _ReplicaOutputs(traces, arguments.which, variables.written)
-        out_stacked = [*(not same for same in outputs.common), *variables.stacked_after]
-        in_specs = _specs_of(variables.stacked), _specs_of(arguments.stacked)
-        found = mapped(program, mesh, in_specs, _specs_of(out_stacked))(variables.values, arguments.arrays)
-        result = outputs.restored(found[: len(outputs.common)], mesh)
+        out_forms = [*(_WHOLE if same else _ROWS for same in outputs.common), *variables.forms_after]
+        in_specs = [form.spec for form in variables.forms], arguments.specs
+        out_specs = [form.spec for form in out_forms]
+        found = mapped(program, mesh, in_specs, out_specs)(variables.values, arguments.inputs)
+        result = outputs.restored(found[: len(outputs.common)], mesh, padded)
     except uneven_replicas.NotAlike as error:
         raise arguments.refusal(error) from error
     variables.write(found[len(outputs.common) :])
@@ -224,17 +296,22 @@ def _traces(
     """
 
     def traced(gathers: Sequence[uneven_replicas.Gathers | None]) -> list[ReplicaTrace]:
-        pairs = zip(arguments.kinds, gathers)
+        pairs = [*zip(arguments.kinds, gathers)]
         traces = [ReplicaTrace(strategy, reducer, fn, arguments.skeleton, kind, each) for kind, each in pairs]
+        padded = arguments.padded
+        others = [ReplicaTrace(strategy, reducer, fn, arguments.skeleton, *pairs[0]) for _ in range(2) if padded]
 
         # This shard_map only lends its surroundings to the tracing of the function.
         def surroundings(*blocks: jax.Array) -> jax.Array:
             for trace in traces:
                 trace.take(arguments.rows(blocks))
+            if padded is not None:
+                padded.compare(traces[0], others, arguments.rows(blocks))
             return jnp.zeros(())
 
-        specs = tuple(_specs_of(arguments.stacked))
-        jax.eval_shape(mapped(surroundings, reducer.mesh, specs, _MIRRORED), *arguments.arrays)
+        for trace in [*traces, *others]:
+            trace.level.pads_rows = padded is not None
+        jax.eval_shape(mapped(surroundings, reducer.mesh, tuple(arguments.specs), _MIRRORED), *arguments.inputs)
         return traces
 
     if len(arguments.kinds) == 1:
@@ -255,9 +332,11 @@ def _specs_of(stacked: Iterable[bool]) -> list[PartitionSpec]:
     return [_STACKED if each else _MIRRORED for each in stacked]
 
 
-def _has_rows(level: frames.TraceFrame, variable: State, index: int) -> bool:
-    """Returns whether the level sees one row of this leaf, whose global form has one for each replica."""
-    return variable._storage.has_rows(index) and level.is_local(variable)
+def _form(level: frames.TraceFrame, variable: State, index: int) -> _Form:
+    """Returns how a leaf of a variable, in global form, is divided among the replicas of a level."""
+    if not level.is_local(variable):
+        return _WHOLE
+    return _Form(variable._storage.has_rows(index), variable._storage.cut_axis(index))
 
 
 def _leaf_count(variable: State) -> int:
@@ -298,10 +377,15 @@ class _ReplicaOutputs:
             raise uneven_replicas.NotAlike("what the replicas return is an array of their own on some of them only")
         return tuple(known) if known else None
 
-    def of(self, trace: ReplicaTrace, reads: Sequence[LeafKey], *args: jax.Array) -> list[jax.Array]:
-        """Returns the outputs of one trace: arrays, those of other shapes padded, and the leaves of all variables."""
+    def of(
+        self, trace: ReplicaTrace, reads: Sequence[LeafKey], cut: Mapping[LeafKey, int], *args: jax.Array
+    ) -> list[jax.Array]:
+        """Returns the outputs of one trace: arrays, those of other shapes padded, and the leaves of all variables.
+
+        Of leaves in `cut` it is given and returns this replica's part.
+        """
         known = dict(zip(reads, args))
-        found, new_values = trace.replayed(known, args[len(reads) :])
+        found, new_values = trace.replayed(known, args[len(reads) :], cut)
         number = self._traces.index(trace)
         out = [found[places[number]] for places in self._places]
         if len(self._traces) > 1:
@@ -310,7 +394,7 @@ class _ReplicaOutputs:
             out += new_values.get(key) or [known[key, i] for i in range(_leaf_count(variable))]
         return [jnp.asarray(x) for x in out]
 
-    def restored(self, stacked: Sequence[jax.Array], mesh: ReplicaMesh) -> Tree:
+    def restored(self, stacked: Sequence[jax.Array], mesh: ReplicaMesh, padded: PaddedBatch | None) -> Tree:
         """Returns the function's result, its arrays replaced by what came out of the mapped program."""
 
         def value_of(leaves: Sequence[Leaf]) -> Leaf:
@@ -321,6 +405,8 @@ class _ReplicaOutputs:
             place = self._places[places]
             if self.common[place]:
                 return stacked[place]
+            if padded is not None and any(padded.rows[places[0]]):
+                return of_counted(stacked[place], padded.counts, mesh)
             shapes = [leaf.shape for leaf in self._leaves[place]]
             if len(set(shapes)) > 1:
                 return of_padded(stacked[place], [shapes[i] for i in self._which], mesh)
@@ -333,7 +419,8 @@ class _ReplicaOutputs:
                 slices = [IndexedSlices(v, i, leaves[0].dense_shape) for v, i in parts]
                 return slices[0] if mesh.size == 1 else PerReplica(slices, mesh)
             value = value_of(leaves)
-            return value.values[0] if mesh.size == 1 and isinstance(value, PerReplica) else value
+            bare = mesh.size == 1 and isinstance(value, PerReplica) and counted_form(value) is None
+            return value.values[0] if bare else value
 
         return nest.merge(self._results, restore)
 

@@ -272,6 +272,7 @@ class Lockstep:
                 for replica in replicas:
                     self._step(replica)
                 if all(replica.state != "waiting" for replica in replicas):
+                    self._join(replicas)
                     return [replica.result for replica in replicas]
                 self._check(replicas)
                 for replica, result in zip(replicas, self.merge(replicas)):
@@ -312,6 +313,13 @@ class Lockstep:
         with _context.entered(self.strategy, None), frames.entered(frames.GlobalFrame()):
             result = meetings[0].fn(self.strategy, *args, **kwargs)
         return [select(replica.index, result) for replica in replicas]
+
+    @staticmethod
+    def _join(replicas: Sequence[_Replica]) -> None:
+        """Waits until the threads of replicas that have returned are gone, and so is what they alone held."""
+        for replica in replicas:
+            if replica.thread is not None:
+                replica.thread.join()
 
     def _abandon(self, replicas: Sequence[_Replica]) -> None:
         self.abandoned = True

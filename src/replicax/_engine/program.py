@@ -20,6 +20,7 @@ from replicax._base import errors, nest
 from replicax._base.optimizing import optimizes_programs
 from replicax._base.types import Tree
 from replicax._collectives import cross_process, in_flight
+from replicax._collectives.all_reduce import packing_for
 from replicax._engine import compile_log
 from replicax._engine.program_inputs import Arrays, ProgramInputs, leaves_of, meshes_of
 from replicax._engine.program_outputs import ProgramOutputs
@@ -76,12 +77,13 @@ class Program:
             (level.device,) = places
         self._over_devices = any(mesh.mesh.size > 1 for mesh in meshes) or not places <= {level.device}
         meshes = [] if level.local else meshes
+        self._optimized = optimizes_programs()
+        self._packing = packing_for(meshes[0] if meshes else None) if self._optimized else None
         # Of replicas whose calls in flight are bounded, or watched by the workers of a job; these count first.
         meshes = sorted((mesh for mesh in meshes if mesh.needs_bound or not mesh.all_local), key=lambda m: m.all_local)
         self._mesh = meshes[0] if meshes else None
         # The jaxpr's first outputs are the new leaves of variables, the results stand behind them.
         self.state_count = sum(len(variable._types) for variable in level.written.values())
-        self._optimized = optimizes_programs()
         self.compile_note = compile_log.CompileNote()
         self._checks = False  # whether its results are looked at for NaN
         self._with_checks: Program | None = None  # the program that does so
@@ -187,7 +189,7 @@ class Program:
         whole = [[place for place in each if place is not None] if None not in each else [] for each in written]
         if vectors or (self._mesh is not None and self._mesh.needs_bound):
             wanted = [places for places in whole if places]
-            out, made = merge_all_reduces.evaluate(self.level, self.jaxpr, supplied, dynamic, wanted, self._optimized)
+            out, made = merge_all_reduces.evaluate(self.level, self.jaxpr, supplied, dynamic, self._packing, wanted)
         else:
             out, made = self.level.replay(self.jaxpr, supplied, *dynamic), []
         new: Arrays = []
@@ -411,10 +413,13 @@ class Program:
 
     def lower(self, call: CallSignature) -> jax.stages.Lowered:
         """Returns what JAX makes of it for these arguments; nothing is run."""
+        return self.compiled.lower(*self.arguments(call))
+
+    def arguments(self, call: CallSignature) -> tuple[Arrays, ...]:
+        """Returns what the compiled program takes in such a call, with the elements that it was traced with."""
         elements = [leaf for read in self.reads for leaf in element_arrays(read.element)]
         with frames.lock:
-            variables = self._variables(frames.frame())
-        return self.compiled.lower(*variables, elements, call.dynamic)
+            return (*self._variables(frames.frame()), elements, call.dynamic)
 
     def state(self) -> tuple[Arrays, ...]:
         """Returns arrays that are there once the last call has ended: variables, as the next one would take them."""

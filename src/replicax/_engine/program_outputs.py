@@ -21,13 +21,16 @@ from replicax._values import (
     Mirrored,
     PerReplica,
     ReplicaMesh,
+    RowCounts,
     as_copies,
+    counted_form,
     global_array,
     is_array,
     is_number,
     mesh_of,
     note_differing,
     of_array,
+    of_counted,
     of_padded,
 )
 
@@ -51,6 +54,7 @@ class ProgramOutputs:
         self.shardings: list[NamedSharding | None] = []
         self._values: list[tuple[type[PerReplica] | type[Mirrored], ReplicaMesh] | None] = []
         self.stackable = True
+        self._row_counts: dict[int, int] = {}  # by id, the places of numbers of rows
         self._skeleton = nest.map_structure(self._take, result)
 
     def _add(
@@ -82,6 +86,18 @@ class ProgramOutputs:
 
     def _take_value(self, leaf: PerReplica | Mirrored) -> _OutputLeaf:
         kind, mesh, array = type(leaf), mesh_of(leaf), global_array(leaf)
+        if (counted := counted_form(leaf)) is not None and mesh is not None:
+            self.stackable = False
+            place = self._add(counted.array, mesh.result_sharding(counted.array.ndim, True))
+            if id(counted.counts) not in self._row_counts:
+                self._row_counts[id(counted.counts)] = self._add(counted.counts.array, mesh.mirrored)
+            at, bare = self._row_counts[id(counted.counts)], mesh.lone and id(counted.array) not in self._given
+
+            def padded(arrays: Sequence[jax.Array]) -> Leaf:
+                value = of_counted(arrays[place], RowCounts(arrays[at]), mesh)
+                return note_differing(value.values[0]) if bare else value
+
+            return _OutputLeaf(padded)
         if array is None and mesh is not None and (shapes := shapes_of([leaf])):
             stacked = array_of(leaf)
             place = self._add(stacked, mesh.result_sharding(stacked.ndim, True))

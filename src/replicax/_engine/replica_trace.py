@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar, cast
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Trace
 
 from replicax._base import array_conversion, jax_internals, nest, profiling, signatures
 from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.optimizing import optimizes_programs
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree
 from replicax._collectives import arithmetic
 from replicax._collectives.arithmetic import Reducible
 from replicax._collectives.reducer import Reducer
 from replicax._collectives.sharding import Part
-from replicax._passes import check_collectives, cpu_convolutions, uneven_replicas
+from replicax._passes import (
+    check_collectives,
+    cpu_convolutions,
+    cpu_products,
+    padded_rows,
+    sharded_variables,
+    uneven_replicas,
+)
+from replicax._passes.row_dims import Rows, Sizes
 from replicax._tracing import context as _context
 from replicax._tracing import frames
 from replicax._tracing.context import ReplicaContext, StrategyLike
@@ -205,6 +215,7 @@ class ReplicaTrace:
 
     outputs: TraceOutputs
     _jaxpr: jex.ClosedJaxpr
+    _differ: tuple[set[int], list[bool]]  # which slots and inputs may differ between replicas
 
     def __init__(
         self,
@@ -256,29 +267,80 @@ class ReplicaTrace:
         """Refuses collectives that some replicas may not reach and, with `must_agree`, assigned values that differ."""
         inputs = self.level.inputs.items()
         slots = {slot for key, slots in inputs for i, slot in enumerate(slots) if (key, i) in varying}
+        self._differ = slots, varying_inputs
         differ = check_collectives.check(self._jaxpr, varying_inputs, slots, must_agree or bool(self.level.shared))
         check_collectives.check_shared(self.level, self._jaxpr, differ)
         if must_agree and not check_collectives.has_groups(self._jaxpr):
             refuse_different(self.written, differ[len(self.outputs.leaves) :])
 
+    def serve_any_rows(
+        self, other: ReplicaTrace, alone: ReplicaTrace, sizes: Sizes, rows: Sequence[jax.Array]
+    ) -> list[Rows]:
+        """Has the trace compute any number of rows, by comparison with traces for others.
+
+        The number of rows that count is its last operand from now on.
+
+        Args:
+            other, alone: the traces for another number, and for a single row.
+            sizes: the numbers of rows of this and of `other`.
+            rows: the components, as for `take`.
+
+        Returns:
+            For each output of the jaxpr, which of its axes are of rows.
+        """
+        closed, of_other, of_alone = self._jaxpr, other._jaxpr, alone._jaxpr
+        inputs = [item for trace in (self, other, alone) for item in trace.level.inputs.items()]
+        variables = {slot: (key, i) for key, slots in inputs for i, slot in enumerate(slots)}
+
+        def for_any(*args: jax.Array) -> list[jax.Array]:
+            return padded_rows.evaluated(
+                closed, *args[:-1], other=of_other, alone=of_alone, sizes=sizes, count=args[-1], variables=variables
+            )
+
+        self._jaxpr = jax.make_jaxpr(for_any)(*rows, jnp.zeros((), jnp.int32))
+        self._shapes = [*self._shapes, None]
+        return padded_rows.rows_of_outputs(closed, of_other, sizes)
+
     def replayed(
-        self, known: dict[LeafKey, jax.Array], rows: Sequence[jax.Array]
+        self, known: dict[LeafKey, jax.Array], rows: Sequence[jax.Array], cut: Mapping[LeafKey, int]
     ) -> tuple[list[jax.Array], dict[int, list[jax.Array]]]:
         """Returns the arrays that come out, and the new leaves of each variable, by its id.
 
         Args:
             known: the leaves of the variables.
             rows: the components, those of other shapes padded.
+            cut: the leaves of which a part is known, and is to come out, with its axis.
         """
         supplied = {slot: known[key, i] for key, slots in self.level.inputs.items() for i, slot in enumerate(slots)}
-        evaluate = None
+        evaluate: Callable[..., list[jax.Array]] | None = None
+        on_cpu = self._mesh.platform == "cpu"
         if self.level.gathers is not None:
-            on_cpu = self._mesh.devices[0].platform == "cpu"
             rules = cpu_convolutions.RULES if on_cpu else {}
             evaluate = functools.partial(uneven_replicas.unwrapped, rules=rules)
+        elif cut:
+            evaluate = functools.partial(self._computed_in_parts, supplied, cut)
+        elif on_cpu and optimizes_programs():
+            evaluate = cpu_products.in_order
         found = self.level.replay(self._jaxpr, supplied, *self._components(rows), evaluate=evaluate)
         new_values = iter(found[len(self.outputs.leaves) :])
         return found, {id(v): [next(new_values) for _ in self.level.values[id(v)]] for v in self.written}
+
+    def _computed_in_parts(
+        self,
+        supplied: dict[int, jax.Array],
+        cut: Mapping[LeafKey, int],
+        jaxpr: jex.ClosedJaxpr,
+        *components: jax.Array,
+    ) -> list[jax.Array]:
+        leaves = [(key, i, slot) for key, slots in self.level.inputs.items() for i, slot in enumerate(slots)]
+        inputs = {slot: (supplied[slot], cut.get((key, i))) for key, i, slot in leaves}
+        of_inputs = {slot: self.level.variables[key]._storage.device_layout(i) for key, i, slot in leaves}
+        new = [(v, i) for v in self.written for i in range(len(self.level.values[id(v)]))]
+        places = list(enumerate(new, len(self.outputs.leaves)))
+        outputs = {place: cut[id(v), i] for place, (v, i) in places if (id(v), i) in cut}
+        of_outputs = {place: v._storage.device_layout(i) for place, (v, i) in places}
+        layouts = of_inputs, of_outputs
+        return sharded_variables.evaluate(jaxpr, inputs, outputs, components, self._differ, layouts, self._mesh)
 
 
 def refuse_different(written: Iterable[State], differ: Iterable[bool], found: str = "") -> None:

@@ -27,6 +27,8 @@ from replicax._values import (
     Mirrored,
     PerReplica,
     ReplicaMesh,
+    RowCounts,
+    counted_form,
     is_differing,
     is_number,
     is_numeric,
@@ -85,6 +87,7 @@ class CallSignature:
 
     __slots__ = (
         "_leaves",
+        "_row_counts",
         "_tree",
         "args",
         "counts",
@@ -111,6 +114,7 @@ class CallSignature:
             self._leaves, self._tree = jax.tree.flatten((args, kwargs), is_leaf=_is_argument_leaf)
         self.dynamic: list[jax.Array] = []
         self.statics: list[Leaf] = []
+        self._row_counts: dict[int, int] = {}  # of padded batches: by id, the place among those of other batches
         self.iterators: list[ElementIterator] = []
         self.ragged = self.has_dataset = False
         self.probe: Probe | None = None
@@ -133,6 +137,13 @@ class CallSignature:
                 parts = [array_conversion.as_array(part) for part in parts]
                 self.dynamic += parts
                 return (kind, *((part.shape, part.dtype, getattr(part, "weak_type", False)) for part in parts))
+            if (counted := counted_form(leaf)) is not None:
+                self.dynamic.append(counted.array)
+                if id(counted.counts) not in self._row_counts:
+                    self._row_counts[id(counted.counts)] = len(self._row_counts)
+                    self.dynamic.append(counted.counts.array)
+                place = self._row_counts[id(counted.counts)]
+                return (kind, counted.array.shape, counted.array.dtype, (mesh_of(leaf), place))
             if kind is PerReplica and needs_comparison(leaf):
                 cross_process.compare(leaf)
             array = array_of(leaf)
@@ -173,8 +184,12 @@ class CallSignature:
     def paths(self) -> list[Path]:
         """Returns where each of the dynamic arrays stands in `(args, kwargs)`."""
         places = jax.tree_util.tree_leaves_with_path(self._tree.unflatten(range(len(self._leaves))))
-        found = []
+        found: list[Path] = []
+        counted: set[int] = set()
         for (path, _), leaf in zip(places, self._leaves):
+            if (form := counted_form(leaf)) is not None and id(form.counts) not in counted:
+                counted.add(id(form.counts))
+                found.append(path)
             if isinstance(leaf, IndexedSlices):
                 found += [(*path, jax.tree_util.GetAttrKey(name)) for name in ("values", "indices")]
             elif isinstance(leaf, (PerReplica, Mirrored)) or is_numeric(leaf):
@@ -189,12 +204,16 @@ class CallSignature:
     def rebuilt(self, arrays: Sequence[jax.Array]) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
         """Returns the arguments with these arrays for the dynamic ones."""
         queue = iter(arrays)
+        counts: dict[int, RowCounts] = {}
 
         def remade(leaf: Leaf) -> Leaf:
             if _is_made(leaf):
                 return PerReplica([next(queue) for _ in leaf.values])
             if isinstance(leaf, (PerReplica, Mirrored)):
-                return like(leaf, next(queue))
+                array, form = next(queue), counted_form(leaf)
+                if form is not None and id(form.counts) not in counts:
+                    counts[id(form.counts)] = RowCounts(next(queue))
+                return like(leaf, array, None if form is None else counts[id(form.counts)])
             if isinstance(leaf, IndexedSlices):
                 return IndexedSlices(next(queue), next(queue), leaf.dense_shape)
             return next(queue) if is_numeric(leaf) else leaf

@@ -64,6 +64,12 @@ def kinds_of(parts: Sequence[Tree]) -> Kinds:
     return [[kind(leaf) for leaf in nest.leaves(part)] for part in parts]
 
 
+def most_rows_of(this_round: Round) -> int:
+    """Returns the largest number of rows of any replica's part of a round."""
+    kinds = [*kinds_of(this_round.parts), *(part for worker in this_round.kinds_of_workers for part in worker)]
+    return max((kind.shape[0] for part in kinds for kind in part if kind.shape), default=0)
+
+
 def empty(part: Tree) -> Tree:
     """Returns a part of the same structure without rows. A scalar becomes an empty vector."""
     return jax.tree.map(lambda a: a.reshape(1)[:0] if not a.ndim else a[:0], part)

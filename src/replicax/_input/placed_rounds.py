@@ -22,13 +22,14 @@ from replicax._data.dataset import Dataset
 from replicax._data.multi_step import Block, Demand, stack_on_host
 from replicax._data.prefetch import is_small
 from replicax._data.reading import Position, Reading
-from replicax._input.agreement import Iteration, Round, Worker, agreed, one_order
+from replicax._input.agreement import Iteration, Round, Worker, agreed, most_rows_of, one_order
 from replicax._input.sources import Distributed
 from replicax._input.split import ALONE, Shares
 from replicax._job import state as _state
 
-# place(round, fetch_to_device) returns the element made of one host structure for each of this worker's replicas.
-Place: TypeAlias = Callable[[Round, bool], Tree]
+# place(round, fetch_to_device) returns the element made of one host structure for each of this worker's replicas; with
+# a number of rows behind them, padded to it.
+Place: TypeAlias = Callable[..., Tree]
 
 _IN_A_ROW = 4  # the number of small batches that are made before the first of them goes to the devices
 _numbers = itertools.count()
@@ -49,6 +50,7 @@ class PlacedRounds(Distributed, abc.ABC):
         self._options = options or InputOptions()
         self._share = (1, 0)  # of the files: how many there are, and which of them is this worker's
         self._found_spec: Tree = None
+        self._most_rows = 0  # to which parts are padded, as far as it is known
 
     def _readings(self, saved: list[Any] | None = None) -> list[Reading]:
         """Returns new readings of the sources, or those that repeat the saved ones."""
@@ -114,7 +116,7 @@ class PlacedRounds(Distributed, abc.ABC):
         fetch, at_hand, in_a_row = self._options.experimental_fetch_to_device, self._is_at_hand(), 1
         while not iteration.stopped():
             count, whole = demand.at(position)
-            together = whole and count > 1 and fetch
+            together = whole and count > 1 and fetch and not self._options.pad_last_batch
             if whole and count == 1:
                 count = in_a_row
             if together and isinstance(rounds, Shares) and (parts := rounds.next_block(count)) is not None:
@@ -134,7 +136,7 @@ class PlacedRounds(Distributed, abc.ABC):
             if parts is not None:
                 yield Block(self._place(Round(parts, True), fetch), count)
             else:
-                yield from (self._place(this_round, fetch) for this_round in taken)
+                yield from (self._placed_round(this_round) for this_round in taken)
             position += len(taken)
             # Making batches evicts from the processor's caches the code that moves one to the devices.
             in_a_row = _IN_A_ROW if taken and at_hand and is_small(taken[-1].parts) else 1
@@ -145,6 +147,15 @@ class PlacedRounds(Distributed, abc.ABC):
                     raise end
                 finally:
                     del end  # its traceback holds this frame
+
+    def _placed_round(self, this_round: Round) -> Tree:
+        """Returns a round as an element, padded to the largest part so far if the options ask for that."""
+        fetch = self._options.experimental_fetch_to_device
+        if not self._options.pad_last_batch:
+            return self._place(this_round, fetch)
+        # Of a single row JAX makes other programs than of several.
+        self._most_rows = max(2, self._most_rows, most_rows_of(this_round))
+        return self._place(this_round, fetch, self._most_rows)
 
     def _is_at_hand(self) -> bool:
         """Returns whether elements take next to nothing to make, and no code of the user's."""

@@ -6,13 +6,27 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from replicax._base import nest
 from replicax._base.array_conversion import as_array
 from replicax._base.types import Leaf, Tree
 from replicax._data.elements import as_tensor
 from replicax._input.agreement import Kind, Round, Worker
-from replicax._values import PerReplica, ReplicaMesh, from_host, is_array, is_text, of_array, of_kinds
+from replicax._values import (
+    PerReplica,
+    ReplicaMesh,
+    RowCounts,
+    filled,
+    from_host,
+    is_array,
+    is_numeric,
+    is_text,
+    of_array,
+    of_counted,
+    of_kinds,
+)
 
 
 class Placement:
@@ -21,29 +35,40 @@ class Placement:
     Args:
         mesh: the replicas' devices.
         check: called with each element that is placed; it raises where a strategy does not take it.
+        pads: whether parts are padded where that is asked for; replicas must take PerReplica values then.
     """
 
-    def __init__(self, mesh: ReplicaMesh, check: Callable[[Tree], None] | None = None):
-        self._mesh, self._check = mesh, check
+    def __init__(self, mesh: ReplicaMesh, check: Callable[[Tree], None] | None = None, pads: bool = False):
+        self._mesh, self._check, self._pads = mesh, check, pads
 
     @property
     def worker(self) -> Worker:
         """The rank of this process among those that share the replicas, and their number."""
         return Worker() if self._mesh.all_local else Worker(jax.process_count(), jax.process_index())
 
-    def place(self, this_round: Round, fetch_to_device: bool) -> Tree:
+    def place(self, this_round: Round, fetch_to_device: bool, most_rows: int = 0) -> Tree:
         """Returns one element of a distributed dataset, made of each local replica's host arrays.
 
         Args:
             this_round: a host structure for each local replica, and what the other workers' are like.
             fetch_to_device: False leaves the arrays in the host's memory.
+            most_rows: the number of rows to which parts are padded; 0 for none.
         """
         kinds = self._kinds_of_leaves(this_round)
+        counts: dict[tuple[int, ...], RowCounts] = {}
 
         def place(leaves: Sequence[Leaf]) -> Tree:
-            return self._leaf(leaves, next(kinds, leaves), this_round.alike, fetch_to_device)
+            of_all = next(kinds, leaves)
+            if self._pads and most_rows and fetch_to_device and all(is_numeric(leaf) and leaf.ndim for leaf in leaves):
+                rows = tuple(rows_of_all(leaves, of_all, self._mesh))
+                if rows not in counts:
+                    array = self._mesh.spread(np.array(rows, np.int32), self._mesh.mirrored)
+                    counts[rows] = RowCounts(array, rows)
+                return of_counted(self._mesh.stack(with_rows(leaves, most_rows)), counts[rows], self._mesh)
+            return self._leaf(leaves, of_all, this_round.alike, fetch_to_device)
 
-        element = nest.merge(list(this_round.parts), place)
+        with self._mesh.placing:
+            element = nest.merge(list(this_round.parts), place)
         if self._check is not None:
             self._check(element)
         return element
@@ -78,3 +103,28 @@ class Placement:
         if alike and not mesh.all_local:
             of_all = list(components[:1]) * mesh.size
         return of_kinds(components, of_all, mesh)
+
+
+def with_rows(parts: Sequence[Leaf], most: int) -> list[Leaf]:
+    """Returns parts padded to so many rows, with rows that there are, of which a program computes nothing unusual."""
+    spare = next((part[-1:] for part in reversed(parts) if len(part)), None)
+
+    def padded(part: Leaf) -> Leaf:
+        if len(part) == most:
+            return part
+        if spare is None:
+            return filled(part, (most, *part.shape[1:]))
+        library = np if isinstance(part, np.ndarray) else jnp
+        return library.concatenate([part, *[part[-1:] if len(part) else spare] * (most - len(part))])
+
+    return [*map(padded, parts)]
+
+
+def rows_of_all(leaves: Sequence[Leaf], of_all: Sequence[Leaf], mesh: ReplicaMesh) -> list[int]:
+    """Returns the number of rows of each replica's part, of those here and what has the shapes of all, if it is told.
+
+    If it is not, the parts of all replicas are of one shape.
+    """
+    if len(of_all) != mesh.size:
+        of_all = [leaves[0]] * mesh.size
+    return [kind.shape[0] for kind in of_all]

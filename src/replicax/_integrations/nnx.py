@@ -5,7 +5,7 @@ An `nnx.Variable` keeps its value in one attribute, which here becomes a view: o
 model can be changed freely before. Everything else of NNX stays as it is. Copies that its transformations make
 (`nnx.grad` and the like) stay plain, and so do variables that a step makes.
 
-What is changed in NNX, all of it here:
+What is changed in NNX, all of it from here:
 
 | in NNX | what changes |
 |---|---|
@@ -13,10 +13,12 @@ What is changed in NNX, all of it here:
 | `Variable.set_value` | an item of a dict or list that a view shows is replaced in the whole |
 | `Variable._can_update`, `_check_can_update` | a step may write what it may assign, and an error says what else to do |
 | `Pytree._check_valid_context`, `_setattr` | a step may take objects from outside apart, but not set their attributes |
+| `PytreeMeta.__call__` | a strategy's rules know variables by their paths in the object that was made |
 | `PytreeState.__init__` | objects that outlive a step belong to no trace |
 | `tracers.current_jax_trace` | a gradient tape is no level of tracing, and a replica that runs eagerly is one |
 | `Optimizer.__init__` | what it keeps of a variable lies with that, where variables are in several places |
 | `metrics.Welford.update` | refused in replicas, the results of which cannot be added up |
+| `nn.normalization._compute_stats` | with the axis name of replicas, statistics are of the rows of all, eagerly too |
 """
 
 from __future__ import annotations
@@ -36,10 +38,12 @@ import jax.numpy as jnp
 from replicax._base import doc_pages, foreign_state, jax_internals
 from replicax._base.foreign_state import Original
 from replicax._base.types import Tree, VariableAggregation, VariableSynchronization
+from replicax._integrations import nnx_paths
 from replicax._integrations.nnx_checkpoints import checkpoint_leaf, is_arrays, nested_state
+from replicax._integrations.nnx_normalization import statistics
 from replicax._tracing import active_tapes, frames
 from replicax._tracing import context as _context
-from replicax._variables import creators
+from replicax._variables import creators, layouts
 from replicax._variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -53,14 +57,16 @@ def join() -> None:
     import flax
     from flax import nnx
     from flax.nnx import pytreelib, tracers
+    from flax.nnx.nn import normalization
 
     variable: nnx.Variable = nnx.Variable
     tree: Any = pytreelib.Pytree
     changed = {
         variable: ("_raw_value", "_can_update", "_check_can_update", "__init__", "set_value"),
         tree: ("_check_valid_context", "_setattr"),
-        pytreelib: ("PytreeState",),
+        pytreelib: ("PytreeMeta", "PytreeState"),
         tracers: ("current_jax_trace",),
+        normalization: ("_compute_stats",),
     }
     missing = [f"{owner.__name__}.{name}" for owner in changed for name in changed[owner] if not hasattr(owner, name)]
     if missing:
@@ -83,11 +89,13 @@ def join() -> None:
     foreign_state.wrap(tree, "_check_valid_context", writing.check_valid_context)
     foreign_state.wrap(tree, "_setattr", writing.set_attribute)
     foreign_state.wrap(pytreelib.PytreeState, "__init__", writing.begin)
+    foreign_state.wrap(pytreelib.PytreeMeta, "__call__", view.paths.make)
     tree._replicax_leaf = lambda node: view.has_ours(node)
     tree._tracked = lambda node: nested_state(nnx.state(node, variable))
     nnx.State._tracked = nested_state  # type: ignore[attr-defined]
     foreign_state.wrap(nnx.Optimizer, "__init__", view.init_optimizer)
     foreign_state.wrap(nnx.metrics.Welford, "update", _update_welford)
+    foreign_state.wrap(normalization, "_compute_stats", statistics)
     tracers.current_jax_trace = _current_trace(tracers.current_jax_trace)
 
 
@@ -135,10 +143,11 @@ def _first_only(value: jax.Array, replica: jax.Array | int) -> jax.Array:
 class _Fresh:
     """A value that was made under a strategy, and that no step has met."""
 
-    __slots__ = ("of", "strategy", "value")
+    __slots__ = ("of", "path", "strategy", "value")
 
     def __init__(self, value: Tree, strategy: _context.StrategyLike):
         self.value, self.strategy = value, strategy
+        self.path: str | None = None  # in the model, where a rule asks for it
         self.of: nnx.Variable | None = None  # the variable whose optimizer keeps it
 
 
@@ -191,6 +200,7 @@ class _View:
 
     def __init__(self, slot: types.MemberDescriptorType, cls: type, kinds: list[tuple[type, _Kind | None]]):
         self._slot, self._class, self._kinds = slot, cls, kinds
+        self.paths = nnx_paths.Paths(self._found_at)
 
     def __get__(self, variable: nnx.Variable, owner: type | None = None) -> Tree:
         if variable is None:
@@ -237,12 +247,12 @@ class _View:
             content = self._slot.__get__(variable)
             if type(content) is not _Fresh or variable.hijax or variable.ref or not is_arrays(content.value):
                 return content
-            kind = next(kind for cls, kind in self._kinds if isinstance(variable, cls))
+            kind = self._kind(variable)
             if kind is not None:
                 beside: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
                 if content.of is not None and (of := self.variable(content.of)) is not None:
                     beside = content.strategy.extended._colocate_state(of)
-                with creators.outside(content.strategy), beside:
+                with creators.outside(content.strategy), beside, layouts.called(content.path):
                     new = _new_variable(variable, content.value, kind)
                     held = _Held(new, kind)
                     if kind.of_replica is not None:
@@ -255,28 +265,37 @@ class _View:
             return content
 
     def init(self, init: Original, variable: nnx.Variable, *args: object, **kwargs: object) -> None:
-        """Makes a variable; in a job it holds the strategy's at once, since other workers may draw other values."""
+        """Makes a variable."""
         init(variable, *args, **kwargs)
+        if not self.paths.are_coming():
+            self._settled_in_job(variable)
+
+    def _settled_in_job(self, variable: nnx.Variable) -> None:
+        """Has a variable hold the strategy's at once in a job, since other workers may draw other values."""
         content = self._slot.__get__(variable)
         if type(content) is _Fresh and content.strategy.extended._worker.size > 1:
             self._settled(variable)
 
+    def _found_at(self, variable: nnx.Variable, path: str) -> None:
+        """Notes the path of a variable in the object that was made with it."""
+        content, kind = self._slot.__get__(variable), self._kind(variable)
+        if type(content) is _Fresh and content.of is None and kind is not None and kind.trainable:
+            rules = content.strategy.extended._rules
+            if rules is not None and is_arrays(content.value):
+                content.path = path
+                rules.layouts(path, jax.tree.leaves_with_path(content.value), trainable=True)  # or says what is wrong
+        self._settled_in_job(variable)
+
+    def _kind(self, variable: nnx.Variable) -> _Kind | None:
+        return next(kind for cls, kind in self._kinds if isinstance(variable, cls))
+
     def init_optimizer(self, init: Original, optimizer: nnx.Optimizer, *args: Any, **kwargs: Any) -> None:
-        """Makes an optimizer, and notes of which variables the leaves of its state are: their paths end alike."""
-        from flax import nnx
-
+        """Makes an optimizer, and notes of which variables the leaves of its state are."""
         init(optimizer, *args, **kwargs)
-        graph = {"graph": kwargs["graph"]} if "graph" in kwargs else {}
-        state = nnx.state(kwargs["model"] if "model" in kwargs else args[0], optimizer.wrt, **graph)
-        variables = dict(jax.tree.leaves_with_path(state, is_leaf=self._is_variable))
-        for path, slot in jax.tree.leaves_with_path(optimizer.opt_state, is_leaf=self._is_variable):
-            content = self._slot.__get__(slot) if self._is_variable(slot) else None
+        for slot, of in nnx_paths.of_optimizer(optimizer, self._class, args, kwargs):
+            content = self._slot.__get__(slot)
             if type(content) is _Fresh:
-                ends = (variables.get(path[start:]) for start in range(len(path)))
-                content.of = next((of for of in ends if of is not None), None)
-
-    def _is_variable(self, node: object) -> bool:
-        return isinstance(node, self._class)
+                content.of = of
 
     def set_value(self, set_value: Original, variable: nnx.Variable, value: Tree, **kwargs: object) -> None:
         """Sets the value or, with `index`, an item of it, which is not kept by itself."""

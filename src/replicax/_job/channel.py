@@ -187,6 +187,15 @@ def _is_encodable(host: str) -> bool:
     return True
 
 
+def connected_host(host: str) -> str:
+    """Returns the host to connect to: what is at localhost listens at 127.0.0.1, and not at ::1.
+
+    >>> connected_host("localhost"), connected_host("::1")
+    ('127.0.0.1', '::1')
+    """
+    return "127.0.0.1" if host == "localhost" else host
+
+
 def interface(host: str) -> str:
     """Returns the address to listen at so that others reach `host`: its own if this machine has it, else any interface.
 
@@ -196,7 +205,7 @@ def interface(host: str) -> str:
     >>> interface("localhost"), interface("127.0.0.1"), interface("::1"), interface("192.0.2.1")
     ('127.0.0.1', '127.0.0.1', '::1', '0.0.0.0')
     """
-    host = "127.0.0.1" if host == "localhost" else host
+    host = connected_host(host)
     try:
         addresses = [ipaddress.ip_address(host)]
     except ValueError:

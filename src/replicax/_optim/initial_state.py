@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax._base import nest
+from replicax._base import nest, planning
 from replicax._base.types import Tree
 from replicax._collectives import cross_process, in_flight, sharding
 from replicax._tracing import frames
 from replicax._values import ReplicaMesh
 from replicax._variables import creators, deferred_restore
 from replicax._variables.distributed import MirroredVariable
+from replicax._variables.layouts import alike, paths_and_types
+from replicax._variables.mesh_storage import Divided
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.variable import Variable
 
@@ -35,13 +38,16 @@ class InitialState(NamedTuple):
     tree: jax.tree_util.PyTreeDef
 
 
-def initial_state(init: Callable[[Tree], Tree], variables: Tree, cut: bool) -> InitialState | None:
+def initial_state(
+    init: Callable[[Tree], Tree], variables: Tree, cut: bool, divided: Divided | None
+) -> InitialState | None:
     """Returns the result of `init` for the variables' values; None where it cannot be compiled for their devices.
 
     Args:
         init: of an Optax transformation.
         variables: a nest of variables.
         cut: True to shard large arrays over the replicas (see `_collectives.sharding`).
+        divided: returns the layout of an array with that by which the variables are divided among the replicas.
     """
     flat = nest.values(variables)
     if type(frames.frame()) is not frames.GlobalFrame or frames.is_tracing() or creators.state.creators:
@@ -49,6 +55,10 @@ def initial_state(init: Callable[[Tree], Tree], variables: Tree, cut: bool) -> I
     for variable in flat:
         if variable._late is not False:
             deferred_restore.settle(variable)
+    if planning.are_abstract():
+        values = nest.map_values(lambda v: v._of_leaves(v._types), variables)
+        kinds, tree = jax.tree.flatten(jax.eval_shape(init, values))
+        return InitialState(kinds, kinds, tree)
     with frames.lock:
         place = _place(flat)
         if place is None:
@@ -64,14 +74,18 @@ def initial_state(init: Callable[[Tree], Tree], variables: Tree, cut: bool) -> I
                 return None
             kinds, tree = jax.tree.flatten(state)
             kinds = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in kinds]
-            arrays = _run(program, jax.tree.leaves(values), kinds, mesh, cut) if kinds else []
+            split: Sequence[PartitionSpec | None] | None = None
+            if mesh is not None and divided is not None and not cut:
+                found = alike(variables, paths_and_types(tree, kinds))
+                split = [divided(kind, layout) for layout, kind in zip(found, kinds)]
+            arrays = _run(program, jax.tree.leaves(values), kinds, mesh, cut, split) if kinds else []
     return InitialState(arrays, kinds, tree)
 
 
 def _place(variables: list[Variable]) -> tuple[jax.Device, ReplicaMesh | None] | None:
     """Returns the one device of all variables, or the mesh that has copies of all of them; None for neither."""
     mesh = variables[0]._mesh
-    mirrored = all(isinstance(v, MirroredVariable) and v._mesh is mesh and not v._storage.is_split for v in variables)
+    mirrored = all(isinstance(v, MirroredVariable) and v._mesh is mesh for v in variables)
     if mesh is not None and mirrored:
         return mesh.local_devices[0], mesh
     if not all(type(v) is ResourceVariable and v._parent is None for v in variables):
@@ -99,6 +113,7 @@ def _run(
     kinds: list[jax.ShapeDtypeStruct],
     mesh: ReplicaMesh | None,
     cut: bool,
+    split: Sequence[PartitionSpec | None] | None,
 ) -> list[jax.Array]:
     count = mesh.size if mesh is not None and cut else 0
     rows = [count > 0 and sharding.is_cut(kind, count) for kind in kinds]
@@ -110,7 +125,10 @@ def _run(
 
     if mesh is None:
         return list(jax.jit(state)(leaves))
-    whole = jax.jit(state, out_shardings=[mesh.stacked if is_cut else mesh.mirrored for is_cut in rows])
+    shardings = [mesh.stacked if is_cut else mesh.mirrored for is_cut in rows]
+    if split is not None:
+        shardings = [NamedSharding(mesh.mesh, layout or PartitionSpec()) for layout in split]
+    whole = jax.jit(state, out_shardings=shardings)
     with in_flight.dispatching(mesh, "initial state") as call:
         call.compile(whole, leaves)
         made = whole(leaves)

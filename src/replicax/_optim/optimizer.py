@@ -104,13 +104,16 @@ class Optimizer:
 
     def _initial_state(self, **kwargs: Any) -> Variable:
         """Returns a variable of the transformation's initial state."""
-        made = initial_state(self._transformation.init, self._variables, self._sharded)
+        divided = getattr(getattr(self._strategy, "extended", None), "_divided", None)
+        made = initial_state(self._transformation.init, self._variables, self._sharded, divided)
         state = self._transformation.init(self._parameters()) if made is None else None
         if self._sharded:
             modes.note_creation()
             kwargs |= {"strategy": self._strategy, "reducer": self._reducer}
             return ShardedVariable(lambda: state, **kwargs) if made is None else ShardedVariable.of(*made, **kwargs)
-        kwargs["copies_may_differ"] = not all(variable._equal_by_contract for variable in self._flat)
+        kwargs["copies_may_differ"] = not any(_is_cut(variable) for variable in self._flat) and not all(
+            variable._equal_by_contract for variable in self._flat
+        )
         if made is None:
             return Variable(lambda: state, **kwargs)
         variable = Variable(lambda: jax.tree.unflatten(made.tree, made.arrays), **kwargs)
@@ -295,6 +298,11 @@ class Optimizer:
             self._parameters(),
             is_leaf=lambda x: x is None or isinstance(x, PerReplica),
         )
+
+
+def _is_cut(variable: Variable) -> bool:
+    """Returns whether each replica has a part of a variable, which then is one value for all of them."""
+    return isinstance(variable, MirroredVariable) and variable._storage.is_cut
 
 
 def _of_dtype(new: Leaf, old: jax.Array) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections import deque
@@ -200,7 +201,8 @@ class ClosureQueue:
         with self._lock:
             known, self._refusals[link] = self._refusals.get(link), why
         if known != why:
-            tracebacks.warn(f"The coordinator cannot use {link!r}: {why}")
+            # Printed, since a warning that is turned into an error would end this thread, and with it the link.
+            print(f"replicax: the coordinator cannot use {link!r}: {why}", file=sys.stderr, flush=True)
 
     def left(self, link: Link) -> None:
         """Notes that a worker is gone."""

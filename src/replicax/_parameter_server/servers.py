@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from replicax._base.errors import FailedPreconditionError, UnavailableError
-from replicax._parameter_server.arrays import Array, joined
+from replicax._parameter_server.arrays import Array, joined, on_host
 from replicax._parameter_server.places import Place
 from replicax._transport.errors import TimedOut, Unreachable
 from replicax._transport.handlers import Answer
@@ -243,6 +243,8 @@ class Servers:
         """Calls the servers with the parts of arrays that belong there."""
         pieces: dict[int, list[np.ndarray | jax.Array]] = {}
         for place, array in zip(places, arrays):
+            if place.is_sharded:
+                array = on_host(array)  # slicing an array of JAX would compile a program for each part
             for part in place.parts:
                 piece = array[part.start : part.stop] if place.is_sharded else array
                 pieces.setdefault(part.server, []).append(piece)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from replicax._base import jax_internals
+from replicax._base import jax_internals, planning
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import Leaf, Tree
 from replicax._parameter_server.arrays import of_kind
@@ -117,6 +117,12 @@ class ServedVariable(ResourceVariable):
         super().__init__(*args, **kwargs)
 
     def _new_storage(self, leaves: Leaves, lent: bool) -> ServedStorage:
+        if planning.are_abstract():
+            name = self.name.removesuffix(":0")
+            raise planning.PlanError(
+                f"{name} would lie on parameter servers, without a value. A step whose variables lie there cannot be "
+                "planned: workers and servers each run a part of it. Plan the model under MirroredStrategy."
+            )
         return self._cluster.new_storage(self.name, self._types, leaves, self._parts)
 
     def _device(self) -> str:

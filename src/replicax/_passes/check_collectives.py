@@ -9,11 +9,11 @@ the replica id, and have not been through a collective since.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax.extend.core as jex
 
-from replicax._base.jaxprs import AnyJaxpr, equations, jaxprs_in, kind_of, opened
+from replicax._base.jaxprs import AnyJaxpr, equations, jaxprs_in, opened, parts_of_scan
 from replicax._passes.interpret import Interpreter, Rule
 from replicax._passes.primitives import COLLECTIVES, SAME_EVERYWHERE
 from replicax._tracing import frames
@@ -76,6 +76,21 @@ def check_shared(level: frames.TraceFrame, jaxpr: jex.ClosedJaxpr, differ: list[
 
 def _has_collective(jaxpr: AnyJaxpr) -> bool:
     return any(eqn.primitive.name in COLLECTIVES for eqn in equations(jaxpr))
+
+
+def differing(jaxpr: AnyJaxpr, inputs: Sequence[bool]) -> set[jex.Var]:
+    """Returns the variables of a replica's jaxpr whose values may differ between replicas, as `inputs` says of its."""
+    found = _Flow(set(), of_replicas=True).environment(jaxpr, inputs).known
+    return {var for var, differs in found.items() if differs}
+
+
+def differing_in(eqn: jex.JaxprEqn, operands: Sequence[bool]) -> list[bool]:
+    """Returns which inputs of the jaxpr of a loop (`scan`) or a call may differ between replicas."""
+    if eqn.primitive.name != "scan":
+        return list(operands)
+    consts, carried = parts_of_scan(eqn)
+    results = _Flow(set(), of_replicas=True).rule(eqn)(eqn, list(operands))
+    return [*operands[:consts], *results[:carried], *operands[consts + carried :]]
 
 
 def has_groups(jaxpr: AnyJaxpr) -> bool:
@@ -144,11 +159,7 @@ class _Flow(Interpreter[bool]):
         return carry
 
     def _scan(self, eqn: jex.JaxprEqn, flags: list[bool]) -> list[bool]:
-        body, _ = opened(eqn.params["jaxpr"])
-        # What is scanned over has one dimension less in the body; the rest are constants and the carry, an output.
-        carried = sum(kind_of(out).ndim == kind_of(inner).ndim for out, inner in zip(eqn.outvars, body.outvars))
-        scanned = sum(kind_of(arg).ndim != kind_of(inner).ndim for arg, inner in zip(eqn.invars, body.invars))
-        consts = len(eqn.invars) - carried - scanned
+        consts, carried = parts_of_scan(eqn)
 
         def iteration(carry: list[bool]) -> list[bool]:
             return self.run(eqn.params["jaxpr"], flags[:consts] + carry + flags[consts + carried :])

@@ -27,6 +27,8 @@ def key_of(value: object, exact: bool = True) -> Hashable:
         return tuple((key, key_of(value[key], exact)) for key in sorted(value, key=str))
     if not exact and (hasattr(value, "call_wrapped") or (callable(value) and not isinstance(value, type))):
         return callable
+    if isinstance(value, (float, np.floating)) and value != value:
+        return "NaN"  # which equals nothing
     try:
         hash(value)
     except TypeError:

@@ -2,8 +2,9 @@
 
 A message between CPU devices, and more so between processes, costs far more than the first hundred kilobytes in it. XLA
 puts all-reduces together, but on CPU devices it still sends one buffer after another. So before a function is compiled,
-the sums over the replicas in it are put in order of what they wait for, and those that stand at the same place are
-packed into one vector. A loss that is reduced outside of `run` travels with the gradients in this way.
+the sums over the replicas in it are put in order of what they wait for, and small ones that stand at the same place are
+packed into one vector (see `_collectives.all_reduce.Fit`). A loss that is reduced outside of `run` travels with the
+gradients in this way.
 
 The program is cut into stages: what needs no message, then the first one, what needs that, the second, and so on. What
 is computed alike of the parts of a message, or of the variables of a pack, is computed at once (see `vectorize`).
@@ -11,8 +12,7 @@ is computed alike of the parts of a message, or of the variables of a pack, is c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.extend.core as jex
@@ -21,14 +21,12 @@ from jax.sharding import PartitionSpec
 
 from replicax._base import jax_internals
 from replicax._base.jaxprs import Atom, has_side_effects, kind_of
-from replicax._collectives.all_reduce import AS_FEW_AS_POSSIBLE, all_reduce_p, by_dtype
+from replicax._collectives.all_reduce import Packing, all_reduce_p
 from replicax._passes.interpret import stages
 from replicax._passes.jaxpr_graph import Graph, Key
 from replicax._passes.vectorize import Piece, Value, Values, joined, pieces, whole
 from replicax._tracing import frames
 from replicax._values import AXIS
-
-LIMIT = 1 << 20  # bytes; packing copies, which costs more than a message where there are many bytes
 
 
 def evaluate(
@@ -36,8 +34,8 @@ def evaluate(
     closed: jex.ClosedJaxpr,
     supplied: dict[int, Value],
     args: Sequence[jax.Array],
+    packing: Packing | None,
     wanted: Sequence[Sequence[int]] = (),
-    optimize: bool = True,
 ) -> tuple[Sequence[jax.Array | None], list[jax.Array]]:
     """Computes the program of a level, its sums over replicas in as few messages as possible.
 
@@ -46,14 +44,14 @@ def evaluate(
         closed: its jaxpr.
         supplied: the values of the level's inputs, which may be pieces of vectors.
         args: the jaxpr's own inputs.
+        packing: the messages that suit the devices; None to do as JAX does.
         wanted: places of outputs, of each of which one vector is made in place of arrays.
-        optimize: whether to do otherwise than JAX at all.
 
     Returns:
         The outputs, None where they went into a vector; and the vectors.
     """
     jaxpr = closed.jaxpr
-    if not optimize or jaxpr.effects or not (wanted or any(runs_replicas(eqn) for eqn in jaxpr.eqns)):
+    if packing is None or jaxpr.effects or not (wanted or any(runs_replicas(eqn) for eqn in jaxpr.eqns)):
         results: list[jax.Array] = level.replay(closed, {slot: whole(value) for slot, value in supplied.items()}, *args)
     else:
         values = Values(jaxpr, [*zip(jaxpr.constvars, closed.consts), *zip(jaxpr.invars, args)])
@@ -61,7 +59,7 @@ def evaluate(
             if frames.is_input(eqn):
                 values.set(eqn.outvars, [supplied[eqn.params["slot"]]])
             elif runs_replicas(eqn) and eqn.outvars:
-                _take_over(eqn, jaxpr, values)
+                _take_over(eqn, jaxpr, values, packing)
         return _outputs(values, jaxpr.outvars, wanted)
     vectors = [joined([results[place] for place in places]) for places in wanted]
     taken = {place for places in wanted for place in places}
@@ -111,9 +109,9 @@ def updated_alike(closed: jex.ClosedJaxpr, outputs: dict[int, int]) -> list[list
     return list(groups.values())
 
 
-def _take_over(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr, values: Values) -> None:
+def _take_over(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr, values: Values, packing: Packing) -> None:
     """Has the replicas' program be evaluated in stages, together with the sums of what they return."""
-    sums = _sums_of_rows(eqn, jaxpr.eqns)
+    sums = _sums_of_rows(eqn, jaxpr.eqns, packing.fit.most)
     outputs: list[Atom] = [*eqn.outvars]
     rows = [outputs.index(one.invars[0]) for one in sums]
     replicated = {var for var, spec in zip(eqn.outvars, eqn.params["out_specs"]) if not any(spec)}
@@ -135,7 +133,7 @@ def _take_over(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr, values: Values) -> None:
 
         def replica(*blocks: jax.Array) -> list[jax.Array]:
             args = [blocks[i] if p is None else Piece(blocks[i], p.start, p.shape) for i, p in inner]
-            return _staged(eqn.params["jaxpr"], args, rows, wanted)
+            return _staged(eqn.params["jaxpr"], args, packing, rows, wanted)
 
         taken = {place for places in wanted for place in places}
         left = [place for place in range(len(eqn.outvars)) if place not in taken]
@@ -158,8 +156,8 @@ def runs_replicas(eqn: jex.JaxprEqn) -> bool:
     return not eqn.params["jaxpr"].constvars and not has_side_effects(eqn.params["jaxpr"])
 
 
-def _sums_of_rows(mapped: jex.JaxprEqn, eqns: Iterable[jex.JaxprEqn]) -> list[jex.JaxprEqn]:
-    """Finds the equations that do nothing but add up what each replica returned."""
+def _sums_of_rows(mapped: jex.JaxprEqn, eqns: Iterable[jex.JaxprEqn], most: int) -> list[jex.JaxprEqn]:
+    """Finds the equations that do nothing but add up what each replica returned, of at most so many bytes."""
     return [
         eqn
         for eqn in eqns
@@ -167,7 +165,7 @@ def _sums_of_rows(mapped: jex.JaxprEqn, eqns: Iterable[jex.JaxprEqn]) -> list[je
         and tuple(eqn.params["axes"]) == (0,)
         and eqn.invars[0] in mapped.outvars
         and returns_rows(mapped, mapped.outvars.index(eqn.invars[0]))
-        and (kind := kind_of(eqn.outvars[0])).size * kind.dtype.itemsize <= LIMIT
+        and (kind := kind_of(eqn.outvars[0])).size * kind.dtype.itemsize <= most
     ]
 
 
@@ -179,63 +177,49 @@ def returns_rows(mapped: jex.JaxprEqn, place: int) -> bool:
 
 
 def _staged(
-    jaxpr: jex.Jaxpr, args: Sequence[Value], row_places: Sequence[int], wanted: Sequence[Sequence[int]]
+    jaxpr: jex.Jaxpr,
+    args: Sequence[Value],
+    packing: Packing,
+    row_places: Sequence[int],
+    wanted: Sequence[Sequence[int]],
 ) -> list[jax.Array]:
     """Computes one replica's jaxpr: its outputs, the sums over the replicas of some of them, and the wanted vectors."""
     values = Values(jaxpr, zip(jaxpr.invars, args))
     waits = stages(jaxpr, _is_sum)  # for each variable, for how many messages, one after another
-    messages: list[list[_Sum]] = [[]]  # for each stage, what is added up after it
+    sums: list[list[tuple[Atom, jex.Var]]] = [[]]  # for each stage, what is added up after it, and the results
     for eqn in filter(_is_sum, jaxpr.eqns):
         at = max(waits.of(eqn.invars))
-        messages += [[] for _ in range(at + 2 - len(messages))]
-        for group in AS_FEW_AS_POSSIBLE.groups([*map(kind_of, eqn.outvars)]):
-            messages[at].append(_Sum([eqn.invars[i] for i in group], [eqn.outvars[i] for i in group]))
+        sums += [[] for _ in range(at + 2 - len(sums))]
+        sums[at] += zip(eqn.invars, eqn.outvars)
     rows = [jaxpr.outvars[place] for place in row_places]
     row_sums: dict[int, jax.Array] = {}
-    for at, sums in enumerate(messages):
+    for at, of_stage in enumerate(sums):
         own = [i for i, atom in enumerate(rows) if waits.of([atom]) == [at]]
-        found = iter(values.of([*(atom for one in sums for atom in one.operands), *(rows[i] for i in own)]))
-        parts = [[next(found) for _ in one.operands] for one in sums]
-        parts += [[whole(row)[0]] for row in found]
-        totals = _all_reduced(parts)
-        for one, of_one in zip(sums, totals):
-            values.set(one.results, of_one)
-        for i, (total,) in zip(own, totals[len(sums) :]):
-            row_sums[i] = whole(total)
+        parts = values.of([*(operand for operand, _ in of_stage), *(rows[i] for i in own)])
+        parts[len(of_stage) :] = [whole(row)[0] for row in parts[len(of_stage) :]]
+        totals = _all_reduced(parts, packing)
+        values.set([result for _, result in of_stage], totals)
+        row_sums.update(zip(own, map(whole, totals[len(of_stage) :])))
     results, vectors = _outputs(values, jaxpr.outvars, wanted)
     return [*(result for result in results if result is not None), *(row_sums[i] for i in range(len(rows))), *vectors]
-
-
-class _Sum(NamedTuple):
-    """Arrays that are added up over the replicas in one message, as what each of them is called in a jaxpr."""
-
-    operands: Sequence[Atom]
-    results: Sequence[jex.Var]
 
 
 def _is_sum(eqn: jex.JaxprEqn) -> bool:
     """Returns whether an equation adds up over all replicas, in as many messages as we like."""
     params = eqn.params
     if eqn.primitive is all_reduce_p:
-        return bool(params["packing"] == AS_FEW_AS_POSSIBLE)
+        return bool(params["packing"].merges)
     return eqn.primitive.name == "psum" and params["axes"] == (AXIS,) and params["axis_index_groups"] is None
 
 
-def _all_reduced(sums: Sequence[list[Value]]) -> list[list[Value]]:
-    """Adds up lists of parts, each list of one dtype, over the replicas.
-
-    Lists go in one message as long as that is small; the results that did are pieces of its vector.
-    """
-    sums = [[part if isinstance(part, Piece) else jnp.asarray(part) for part in parts] for parts in sums]
-    kinds = [jax.ShapeDtypeStruct((sum(part.size for part in parts),), parts[0].dtype) for parts in sums]
-    results: list[list[Value]] = [[] for _ in sums]
-    for group in by_dtype(kinds, LIMIT):
-        parts = [part for i in group for part in sums[i]]
-        totals: Iterator[Value]
-        if len(parts) == 1:
-            totals = iter([AS_FEW_AS_POSSIBLE.add(whole(parts[0]))])
+def _all_reduced(parts: Sequence[Value], packing: Packing) -> list[Value]:
+    """Adds up values over the replicas; the results of those that share a message are pieces of its vector."""
+    parts = [part if isinstance(part, Piece) else jnp.asarray(part) for part in parts]
+    results: dict[int, Value] = {}
+    for group in packing.groups(parts):
+        if len(group) == 1:
+            results[group[0]] = packing.add(whole(parts[group[0]]))
         else:
-            totals = iter(pieces(AS_FEW_AS_POSSIBLE.add(joined(parts)), [part.shape for part in parts]))
-        for i in group:
-            results[i] = [next(totals) for _ in sums[i]]
-    return results
+            total = packing.add(joined([parts[i] for i in group]))
+            results.update(zip(group, pieces(total, [parts[i].shape for i in group])))
+    return [results[i] for i in range(len(parts))]

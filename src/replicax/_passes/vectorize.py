@@ -40,11 +40,11 @@ _MOST_RUNS = 8  # stretches of one vector; where there are more, its elements ar
 class Piece:
     """An array that is a part of a vector; taken out of it when it is needed by itself."""
 
-    __slots__ = ("_array", "dtype", "shape", "size", "start", "vector")
+    __slots__ = ("_array", "dtype", "ndim", "shape", "size", "start", "vector")
 
     def __init__(self, vector: jax.Array, start: int, shape: Sequence[int]):
         self.vector, self.start, self.shape, self.dtype = vector, start, tuple(shape), vector.dtype
-        self.size = math.prod(self.shape)
+        self.size, self.ndim = math.prod(self.shape), len(self.shape)
         self._array: jax.Array | None = None
 
     def array(self) -> jax.Array:

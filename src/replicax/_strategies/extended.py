@@ -31,6 +31,7 @@ from replicax._input.agreement import Worker
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.from_function import DistributedDatasetsFromFunction
 from replicax._input.placement import Placement
+from replicax._strategies.sharding_rules import ShardingRules
 from replicax._tracing import autograph_switch, lost_values
 from replicax._tracing import context as _context
 from replicax._tracing.context import StrategyLike
@@ -52,6 +53,7 @@ class StrategyExtended(abc.ABC):
     _mesh: ReplicaMesh  # of the replicas' devices
     _placement: Placement  # of input on them
     _reducer: Reducer | None = None  # of values of its replicas, if they are on a mesh
+    _rules: ShardingRules | None = None  # how variables are split over the devices of each replica
     _worker = Worker()  # which of the processes that share the replicas this is
     _options = CommunicationOptions()  # of collectives where none are given
     _cluster_resolver: ClusterResolver | None = None

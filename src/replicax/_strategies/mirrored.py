@@ -1,19 +1,19 @@
-"""One replica on each of several devices of one machine, with a copy of every variable on each."""
+"""Replicas on the devices of one machine, one device each or several, with a copy of every variable on each replica."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
 from replicax._base import devices as _devices
-from replicax._base.types import as_flag
 from replicax._collectives.cross_device_ops import CollectiveAllReduce, CrossDeviceOps, NcclAllReduce
-from replicax._collectives.reducer import Reducer
+from replicax._collectives.sharding import Rule
+from replicax._strategies import replica_devices
 from replicax._strategies.replicated import MirroringExtended
+from replicax._strategies.sharding_rules import Dimensions
 from replicax._strategies.strategy import Strategy
 from replicax._tracing.context import StrategyLike
-from replicax._values import ReplicaMesh
 
 
 class MirroredExtended(MirroringExtended):
@@ -24,36 +24,59 @@ class MirroredExtended(MirroringExtended):
         container_strategy: StrategyLike,
         devices: Sequence[str | jax.Device] | None,
         cross_device_ops: CrossDeviceOps | None,
+        devices_per_replica: int | Mapping[str, int] = 1,
+        sharding_rules: Mapping[str, Dimensions] | None = None,
         shard_optimizer_state: bool = False,
+        shard_variables: Rule | bool = False,
     ):
-        self._shards_optimizer_state = as_flag("shard_optimizer_state", shard_optimizer_state)
+        self._shard(shard_optimizer_state, shard_variables)
         scatters = cross_device_ops is None or isinstance(cross_device_ops, (CollectiveAllReduce, NcclAllReduce))
         if shard_optimizer_state and not scatters:
             raise ValueError(
                 "With shard_optimizer_state=True gradients are reduced and scattered in one, for which "
                 f"cross_device_ops is NcclAllReduce(...) or None, got {cross_device_ops!r}."
             )
-        mesh = ReplicaMesh(_devices.find_devices(devices))
-        super().__init__(container_strategy, Reducer(mesh, cross_device_ops or CollectiveAllReduce()))
+        mesh = replica_devices.mesh_of([_devices.find_devices(devices)], devices_per_replica)
+        reducer = replica_devices.reducer_of(
+            mesh, cross_device_ops, shards_optimizer_state=self._shards_optimizer_state
+        )
+        super().__init__(container_strategy, reducer, sharding_rules=sharding_rules)
 
 
 class MirroredStrategy(Strategy):
-    """Runs one replica on each device of a machine, keeping variables in step on all of them.
+    """Runs one replica on each device of a machine, or on each group of devices, keeping variables in step on all.
+
+    With `devices_per_replica` a replica has several devices, over which XLA spreads what it computes: as layouts say
+    (`split_to_devices` and the other methods below), and further as it sees fit. Eager replicas compute on the first
+    of them. All replicas then need the same shapes.
 
     Args:
         devices: names such as `["GPU:0", "GPU:1"]` or `jax.Device` objects; by default all accelerators or,
             where there are none, all CPU devices.
         cross_device_ops: how values are combined over the devices, such as `NcclAllReduce()`; by default all
             tensors of one dtype go into one all-reduce.
+        devices_per_replica: how many consecutive devices each replica has, along one axis called "model"; or the names
+            of several axes, with the number of devices along each, such as `{"expert": 2, "model": 4}`.
+        sharding_rules: how variables are split over a replica's devices: regular expressions, and for each the
+            dimensions of `split_to_devices`, such as `{"mlp/up/kernel": (None, "model")}`. A variable is split by the
+            first one that is found in its name: that of an `rx.Variable` with the path of a leaf in its pytree, or the
+            path of a Keras or NNX variable in its model. See docs/large-models.md.
         shard_optimizer_state: each replica keeps and updates its part of what an `rx.Optimizer` knows: gradients are
             reduced and scattered, and new parameters gathered. The results are the same to rounding, whatever the
             optimizer, and its memory on each of n devices is a part of n. See docs/guide.md.
+        shard_variables: each replica keeps a part of every variable that is not small, or that a partitioner of
+            `rx.partitioners` divides, and so of its gradient and of its optimizer's state. Compiled replicas gather a
+            variable where they use it. Seen from outside, all is the same. See docs/guide.md.
 
     Raises:
-        DeviceError: a name does not parse, or there is no such device.
+        DeviceError: a name does not parse, there is no such device, or the devices are no whole number of replicas.
         AssertionError: a device is named twice.
-        TypeError: `shard_optimizer_state` is not True or False.
-        ValueError: `shard_optimizer_state` with `cross_device_ops` that cannot reduce and scatter in one.
+        TypeError: `shard_optimizer_state` is not True or False, `shard_variables` is no partitioner either,
+            `devices_per_replica` neither a number nor a mapping of names to numbers, or `sharding_rules` no mapping
+            from patterns to dimensions.
+        ValueError: `shard_optimizer_state` with `cross_device_ops` that cannot reduce and scatter in one; replicas of
+            several devices with one of both; a number or name in `devices_per_replica` that cannot be; or a rule
+            with an axis that there is not. Later: a rule that does not fit a variable's shape, or counts for none.
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
@@ -64,6 +87,12 @@ class MirroredStrategy(Strategy):
     ...     return strategy.run(lambda: w.assign_add(jnp.float32(1.0) * 2))
     >>> [float(x) for x in step().values], float(w)
     ([5.0, 5.0], 5.0)
+
+    >>> pairs = rx.MirroredStrategy(devices_per_replica={"model": 2})  # 8 devices, 4 replicas
+    >>> with pairs.scope():
+    ...     w = rx.Variable(pairs.split_to_devices(jnp.ones((8, 16)), (None, "model")))
+    >>> pairs.num_replicas_in_sync, w.value().addressable_shards[0].data.shape
+    (4, (8, 8))
     """
 
     def __init__(
@@ -71,6 +100,10 @@ class MirroredStrategy(Strategy):
         devices: Sequence[str | jax.Device] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         *,
+        devices_per_replica: int | Mapping[str, int] = 1,
+        sharding_rules: Mapping[str, Dimensions] | None = None,
         shard_optimizer_state: bool = False,
+        shard_variables: Rule | bool = False,
     ):
-        super().__init__(MirroredExtended(self, devices, cross_device_ops, shard_optimizer_state))
+        sharded = sharding_rules, shard_optimizer_state, shard_variables
+        super().__init__(MirroredExtended(self, devices, cross_device_ops, devices_per_replica, *sharded))

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import jax
 
 from replicax._base import devices
 from replicax._base.messages import received
-from replicax._base.types import CommunicationImplementation, CommunicationOptions, as_flag, as_options
+from replicax._base.types import CommunicationImplementation, CommunicationOptions, as_options
 from replicax._collectives import cross_process
-from replicax._collectives.cross_device_ops import CollectiveAllReduce
-from replicax._collectives.reducer import Reducer
+from replicax._collectives.sharding import Rule
 from replicax._job import exchange, state
+from replicax._strategies import replica_devices
 from replicax._strategies.replicated import MirroringExtended
+from replicax._strategies.sharding_rules import Dimensions
 from replicax._strategies.strategy import Strategy
 from replicax._tracing.context import StrategyLike
-from replicax._values import ReplicaMesh
 
 if TYPE_CHECKING:
     from replicax._cluster.resolver import ClusterResolver
@@ -35,9 +36,13 @@ class MultiWorkerMirroredExtended(MirroringExtended):
         container_strategy: StrategyLike,
         resolver: ClusterResolver,
         options: CommunicationOptions | None,
+        devices_per_replica: int | Mapping[str, int] = 1,
+        sharding_rules: Mapping[str, Dimensions] | None = None,
         shard_optimizer_state: bool = False,
+        shard_variables: Rule | bool = False,
     ):
-        self._shards_optimizer_state = as_flag("shard_optimizer_state", shard_optimizer_state)  # before anybody joins
+        self._shard(shard_optimizer_state, shard_variables)  # before anybody joins
+        replica_devices.as_axes(devices_per_replica)
         self._cluster_resolver, known = resolver, as_options(options, CommunicationOptions())
         tasks, addresses = _tasks(resolver)
         kind, index = resolver.task_type, resolver.task_id
@@ -49,8 +54,10 @@ class MultiWorkerMirroredExtended(MirroringExtended):
             resolver._join(tasks, addresses, next(i for i, task in enumerate(tasks) if task == (kind, index)))
             if options is not None:  # else it is the environment's, or five minutes
                 state.set_step_timeout(options.timeout_seconds)
-        mesh = ReplicaMesh(devices.find_devices(None) if alone else _devices_of_all())
-        super().__init__(container_strategy, Reducer(mesh, CollectiveAllReduce(), known))
+        processes = [devices.find_devices(None)] if alone else _devices_of_all()
+        mesh = replica_devices.mesh_of(processes, devices_per_replica)
+        reducer = replica_devices.reducer_of(mesh, None, known, self._shards_optimizer_state)
+        super().__init__(container_strategy, reducer, sharding_rules=sharding_rules)
         cross_process.connect(mesh)
         if known.implementation is CommunicationImplementation.NCCL and mesh.devices[0].platform == "cpu":
             warnings.warn("NCCL is asked for, but the replicas are on CPU devices, which use Gloo.", stacklevel=4)
@@ -83,8 +90,8 @@ def _tasks(resolver: ClusterResolver) -> tuple[list[tuple[str, int]], list[str]]
     return tasks, [spec.task_address(*task) for task in tasks]
 
 
-def _devices_of_all() -> list[jax.Device]:
-    """Returns the replicas' devices of all processes, in order; in each the same ones as a strategy of this one has."""
+def _devices_of_all() -> list[list[jax.Device]]:
+    """Returns each process's devices of replicas, in order; in each the same ones as a strategy of this one has."""
     mine = devices.find_devices(None)
     every: list[list[jax.Device]] = [[] for _ in range(jax.process_count())]
     for device in jax.devices(mine[0].platform):
@@ -93,7 +100,7 @@ def _devices_of_all() -> list[jax.Device]:
         counts = ", ".join(f"{exchange.name(i)} has {len(own)}" for i, own in enumerate(every))
         raise ValueError(f"Every worker needs the same number of devices, but {counts}.")
     places = [every[jax.process_index()].index(device) for device in mine]
-    return [own[place] for own in every for place in places]
+    return [[own[place] for place in places] for own in every]
 
 
 class ExperimentalMultiWorkerMirroredStrategy(Strategy):
@@ -110,7 +117,10 @@ class ExperimentalMultiWorkerMirroredStrategy(Strategy):
         self,
         resolver: ClusterResolver | None,
         options: CommunicationOptions | None,
+        devices_per_replica: int | Mapping[str, int] = 1,
+        sharding_rules: Mapping[str, Dimensions] | None = None,
         shard_optimizer_state: bool = False,
+        shard_variables: Rule | bool = False,
     ) -> None:
         from replicax._cluster.environment import TFConfigClusterResolver
         from replicax._cluster.resolver import ClusterResolver
@@ -122,7 +132,8 @@ class ExperimentalMultiWorkerMirroredStrategy(Strategy):
                 "cluster_resolver must be an instance of tf.distribute.cluster_resolver.ClusterResolver, got "
                 f"{received(resolver)}."
             )
-        super().__init__(MultiWorkerMirroredExtended(self, resolver, options, shard_optimizer_state))
+        sharded = sharding_rules, shard_optimizer_state, shard_variables
+        super().__init__(MultiWorkerMirroredExtended(self, resolver, options, devices_per_replica, *sharded))
 
 
 class MultiWorkerMirroredStrategy(ExperimentalMultiWorkerMirroredStrategy):
@@ -137,11 +148,13 @@ class MultiWorkerMirroredStrategy(ExperimentalMultiWorkerMirroredStrategy):
             environment variable `TF_CONFIG`.
         communication_options: `timeout_seconds` is how long a step may wait for a worker before all of them end with a
             report, `bytes_per_pack` how much one all-reduce carries.
-        shard_optimizer_state: see `MirroredStrategy`.
+        devices_per_replica: as of `MirroredStrategy`; all devices of a replica belong to one process.
+        sharding_rules, shard_optimizer_state, shard_variables: see `MirroredStrategy`.
 
     Raises:
-        TypeError: `communication_options` or `shard_optimizer_state` of another type.
-        ValueError: no resolver, or a task that the cluster does not have.
+        DeviceError: the devices of a process are no whole number of replicas.
+        TypeError: `communication_options` or another option of another type.
+        ValueError: no resolver, a task that the cluster does not have, or options that exclude each other.
         RuntimeError: JAX has started already.
 
     >>> import replicax as rx
@@ -154,6 +167,10 @@ class MultiWorkerMirroredStrategy(ExperimentalMultiWorkerMirroredStrategy):
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
         *,
+        devices_per_replica: int | Mapping[str, int] = 1,
+        sharding_rules: Mapping[str, Dimensions] | None = None,
         shard_optimizer_state: bool = False,
+        shard_variables: Rule | bool = False,
     ):
-        self._join(cluster_resolver, communication_options, shard_optimizer_state)
+        sharded = sharding_rules, shard_optimizer_state, shard_variables
+        self._join(cluster_resolver, communication_options, devices_per_replica, *sharded)

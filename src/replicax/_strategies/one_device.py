@@ -18,6 +18,7 @@ from replicax._tracing import context as _context
 from replicax._tracing import frames
 from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
+from replicax._variables.as_leaves import refuse_split
 from replicax._variables.resource import ArrayStorage, ResourceVariable
 from replicax._variables.variable import Variable
 
@@ -58,7 +59,9 @@ class OneDeviceExtended(SingleReplicaExtended):
             variable = ResourceVariable(**kwargs)
             variable._strategy, storage = self._container, variable._storage
             assert isinstance(storage, ArrayStorage)
-            storage.stay_on(device, [self._mesh.copies(self._mesh.mirror([leaf]))[0] for leaf in storage.read()])
+            if not storage.is_abstract:
+                refuse_split(storage.read(), variable.name)
+                storage.stay_on(device, [self._mesh.copies(self._mesh.mirror([leaf]))[0] for leaf in storage.read()])
         return variable
 
     def _broadcast(self, tensor: Tree, destinations: object) -> Tree:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
+import numpy as np
+from jax.sharding import PartitionSpec
 
-from replicax._base import nest
+from replicax._base import devices, nest
+from replicax._base.messages import received
 from replicax._base.types import (
     Args,
     CommunicationOptions,
@@ -17,27 +22,34 @@ from replicax._base.types import (
     ValueContext,
     VariableAggregation,
     VariableSynchronization,
+    as_flag,
     as_variable_option,
 )
+from replicax._collectives import arithmetic, sharding
 from replicax._collectives.cross_device_ops import CrossDeviceOps
 from replicax._collectives.reducer import Reducer
 from replicax._engine import compiled
 from replicax._input.placement import Placement
 from replicax._strategies import run
 from replicax._strategies.extended import StrategyExtended
+from replicax._strategies.sharding_rules import Dimensions, ShardingRules
 from replicax._tracing import autograph_switch, frames
 from replicax._tracing import context as _context
 from replicax._tracing.context import StrategyLike
 from replicax._values import (
     DistributedValues,
+    Kind,
     Mirrored,
     PerReplica,
     ReplicaMesh,
+    cut_axis,
     is_array,
     of_traced,
     own_component,
+    partition,
     select,
 )
+from replicax._variables import layouts
 from replicax._variables.distributed import MirroredVariable, SyncOnReadVariable, _Distributed
 from replicax._variables.variable import Variable
 
@@ -57,7 +69,7 @@ class ReplicatedExtended(StrategyExtended):
     def __init__(self, container_strategy: StrategyLike, reducer: Reducer, check: Callable[[Tree], None] | None = None):
         super().__init__(container_strategy)
         self._reducer, self._mesh, self._options = reducer, reducer.mesh, reducer.options
-        self._check, self._placement = check, Placement(reducer.mesh, check)
+        self._check, self._placement = check, Placement(reducer.mesh, check, pads=True)
         self._worker = self._placement.worker
 
     def _run(self, fn: Callable[..., Tree], args: Args, kwargs: Kwargs) -> Tree:
@@ -101,7 +113,46 @@ class ReplicatedExtended(StrategyExtended):
 
 
 class MirroringExtended(ReplicatedExtended):
-    """The extended methods of a strategy whose variables have a component on each replica's device."""
+    """The extended methods of a strategy whose variables have a component on each replica's device.
+
+    Replicas of several devices each are one program that the compiler spreads, so all of them need the same shapes.
+
+    Args:
+        container_strategy, reducer: see `ReplicatedExtended`.
+        static_shapes: whether all replicas need the same shapes also where each has one device.
+        sharding_rules: how variables are split over a replica's devices, by their names.
+    """
+
+    _divides: sharding.Rule | bool = False  # which variables each replica keeps a part of
+
+    def __init__(
+        self,
+        container_strategy: StrategyLike,
+        reducer: Reducer,
+        static_shapes: bool = False,
+        sharding_rules: Mapping[str, Dimensions] | None = None,
+    ):
+        self._static_shapes = static_shapes or bool(reducer.mesh.logical_axes)
+        self._rules = None if sharding_rules is None else ShardingRules(sharding_rules, reducer.mesh)
+        super().__init__(container_strategy, reducer, _check_shapes if self._static_shapes else None)
+
+    def _run(self, fn: Callable[..., Tree], args: Args, kwargs: Kwargs) -> Tree:
+        result = super()._run(fn, args, kwargs)
+        if self._rules is not None:
+            self._rules.check_all_used()
+        return result
+
+    def _device_text(self) -> str:
+        if not self._mesh.logical_axes:
+            return super()._device_text()
+        rows = [self._mesh.logical_devices[i] for i in self._mesh.local_ids]
+        return repr([devices.short_names(row) for row in rows])
+
+    def _shard(self, optimizer_state: object, variables: object) -> None:
+        """Takes a strategy's arguments that say what is divided among the replicas; raises `TypeError` for others."""
+        self._divides = _as_rule(variables)
+        sharded = as_flag("shard_optimizer_state", optimizer_state)
+        self._shards_optimizer_state = sharded and self._divides is False  # else it is divided as the variables are
 
     def _new_variable(self, **kwargs: Tree) -> Variable:
         name = kwargs["name"]
@@ -112,9 +163,47 @@ class MirroringExtended(ReplicatedExtended):
                 "`NONE` variable synchronization mode is not supported with tf.distribute strategy. Please change the "
                 f"`synchronization` for variable: {name}"
             )
-        on_read = synchronization is VariableSynchronization.ON_READ
-        kind: type[_Distributed] = SyncOnReadVariable if on_read else MirroredVariable
-        return kind(strategy=self._container, reducer=self._reducer, **kwargs)
+        kwargs |= {"strategy": self._container, "reducer": self._reducer}
+        if synchronization is VariableSynchronization.ON_READ:
+            return SyncOnReadVariable(**kwargs)
+        if not self._mesh.logical_axes and self._rules is None and self._divides is False:
+            return MirroredVariable(**kwargs)
+        trainable = kwargs["trainable"] is not False
+        divided = None if self._divides is False else self._divided
+        with self._where_initial_values_are():
+            return MirroredVariable(layouts=functools.partial(self._layouts, trainable), divided=divided, **kwargs)
+
+    def _layouts(self, trainable: bool, name: str, leaves: layouts.PathsAndTypes) -> list[PartitionSpec | None]:
+        """Returns how the leaves of a new variable are split over a replica's devices."""
+        if layouts.making.beside is not None:
+            return layouts.alike(layouts.making.beside, leaves)
+        if self._rules is not None:
+            return self._rules.layouts(layouts.making.name or name, leaves, trainable)
+        return [None] * len(leaves)
+
+    def _divided(self, kind: Kind, layout: PartitionSpec | None = None) -> PartitionSpec | None:
+        """Returns the layout of a variable's leaf with that by which each replica has a part, if it is to have one."""
+        if self._divides is False or cut_axis(layout) is not None:
+            return layout
+        rule, split = None if self._divides is True else self._divides, partition.parts_along(self._mesh, layout)
+        axis = sharding.cut_axis(kind, self._mesh.size, rule, split)
+        return layout if axis is None else partition.divided(layout, axis)
+
+    def _where_initial_values_are(self) -> contextlib.AbstractContextManager[object]:
+        """Returns a context in which initial values are made in the host's memory, since no device need hold them."""
+        if (self._rules is None and self._divides is False) or self._mesh.platform == "cpu":
+            return contextlib.nullcontext()
+        host: contextlib.AbstractContextManager[object] = jax.default_device(jax.local_devices(backend="cpu")[0])
+        return host
+
+    def _colocate_state(self, variables: Tree) -> contextlib.AbstractContextManager[None]:
+        return layouts.beside(variables) if self._mesh.logical_axes or self._rules else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:
+        """Returns a context manager, used in scope, under which new variables are split over devices as this one."""
+        with super().colocate_vars_with(colocate_with_variable), self._colocate_state(colocate_with_variable):
+            yield
 
     def _update(self, var: Tree, fn: Callable[..., Tree], args: Args, kwargs: Kwargs, group: bool) -> Tree:
         assert isinstance(var, _Distributed) and var._strategy is self._container, (
@@ -123,6 +212,25 @@ class MirroringExtended(ReplicatedExtended):
         merged = _update_components(self._container, self._reducer, var, fn, args, kwargs)
         traced = frames.frame().is_replica_of(self._mesh) or frames.is_tracing()
         return merged if group or traced else self._local_results(merged)
+
+
+def _check_shapes(values: Tree) -> None:
+    """Raises `InvalidArgumentError` if the components of a value in the tree differ in shape."""
+    for leaf in nest.leaves(values):
+        if isinstance(leaf, PerReplica):
+            arithmetic.check_static(leaf)
+
+
+def _as_rule(shard_variables: object) -> sharding.Rule | bool:
+    """Returns the argument `shard_variables` of a strategy; raises `TypeError` for what is no partitioner or flag."""
+    if callable(shard_variables) and not isinstance(shard_variables, type):
+        return shard_variables
+    if isinstance(shard_variables, (bool, np.bool_)):
+        return bool(shard_variables)
+    raise TypeError(
+        "`shard_variables` is True, False or a partitioner, such as "
+        f"replicax.partitioners.MinSizePartitioner(max_shards=8), got {received(shard_variables)}."
+    )
 
 
 def _component_of(index: int) -> Callable[[Leaf], Leaf]:

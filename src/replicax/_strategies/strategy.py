@@ -25,6 +25,7 @@ from replicax._benchmark.report import Benchmark
 from replicax._data import calls
 from replicax._strategies.deprecated import OlderMethods
 from replicax._strategies.extended import StrategyExtended
+from replicax._strategies.logical_devices import LayoutMethods
 from replicax._tracing import active_tapes, autograph_switch, context
 from replicax._values import arrays_of
 
@@ -38,7 +39,7 @@ _GATHER_NEEDED = (
 )
 
 
-class Strategy(OlderMethods):
+class Strategy(LayoutMethods, OlderMethods):
     """A way to spread a computation over devices.
 
     Write what one replica does as a function and give it to `run`; make variables inside of `scope`; spread the
@@ -46,6 +47,8 @@ class Strategy(OlderMethods):
 
     Use one of the strategies, such as `MirroredStrategy`. The methods are those of `tf.distribute.Strategy`.
     """
+
+    _extended: StrategyExtended
 
     def __init__(self, extended: StrategyExtended):
         self._extended = extended

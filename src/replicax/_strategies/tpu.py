@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from jax.sharding import PartitionSpec
-
-from replicax._base import devices
-from replicax._base import nest as _nest
-from replicax._base.types import Leaf, Tree, as_flag
+from replicax._base.types import Leaf
 from replicax._cluster import tpu_system
 from replicax._cluster.resolver import ClusterResolver
 from replicax._cluster.topology import DeviceAssignment
-from replicax._collectives import arithmetic, cross_process
-from replicax._collectives.cross_device_ops import AllReduceCrossDeviceOps, CollectiveAllReduce
-from replicax._collectives.reducer import Reducer
-from replicax._strategies import logical_devices
+from replicax._collectives import cross_process
+from replicax._collectives.sharding import Rule
+from replicax._strategies import logical_devices, replica_devices
 from replicax._strategies.replicated import MirroringExtended
+from replicax._strategies.sharding_rules import Dimensions
 from replicax._strategies.strategy import Strategy
 from replicax._tracing.context import StrategyLike
-from replicax._values import PerReplica, ReplicaMesh
 
 
 class TPUExtended(MirroringExtended):
@@ -33,27 +28,22 @@ class TPUExtended(MirroringExtended):
         resolver: ClusterResolver | None,
         assignment: DeviceAssignment | None,
         spmd: bool = False,
+        devices_per_replica: int | Mapping[str, int] | None = None,
+        sharding_rules: Mapping[str, Dimensions] | None = None,
         shard_optimizer_state: bool = False,
+        shard_variables: Rule | bool = False,
     ):
-        self._shards_optimizer_state = as_flag("shard_optimizer_state", shard_optimizer_state)
+        self._shard(shard_optimizer_state, shard_variables)
         self._refuses_assignment = spmd
         tpu_system.check_hosts(resolver)
         self._cluster_resolver = resolver
-        mesh = ReplicaMesh(tpu_system.replica_devices(assignment))
-        if shard_optimizer_state and mesh.logical_axes:
-            raise ValueError(
-                "shard_optimizer_state=True divides the state among replicas of one device each, and the assignment "
-                f"gives each replica {mesh.logical_size}. Leave the option out: the state of a variable that is "
-                "split over its replica's logical devices is split as the variable is."
-            )
+        if assignment is None:
+            mesh = replica_devices.mesh_of(tpu_system.tpu_devices(), devices_per_replica or 1)
+        else:
+            mesh = replica_devices.mesh_of_rows(tpu_system.replica_devices(assignment), devices_per_replica)
         cross_process.connect(mesh)
-        # Packing tensors that are split over logical devices would bring them together first.
-        ops = AllReduceCrossDeviceOps(0) if mesh.logical_axes else CollectiveAllReduce()
-        super().__init__(container_strategy, Reducer(mesh, ops), _check_values)
-
-    def _device_text(self) -> str:
-        names = [devices.short_names(row) for row in self._mesh.logical_devices]
-        return repr(names if self._mesh.logical_axes else [name for row in names for name in row])
+        reducer = replica_devices.reducer_of(mesh, shards_optimizer_state=self._shards_optimizer_state)
+        super().__init__(container_strategy, reducer, static_shapes=True, sharding_rules=sharding_rules)
 
     @property
     def num_hosts(self) -> int:
@@ -64,13 +54,6 @@ class TPUExtended(MirroringExtended):
     def num_replicas_per_host(self) -> int:
         """The number of replicas that each host runs."""
         return self._mesh.size // self.num_hosts
-
-
-def _check_values(nest: Tree) -> None:
-    """Raises `InvalidArgumentError` if the components of a value in the tree differ in shape."""
-    for leaf in _nest.leaves(nest):
-        if isinstance(leaf, PerReplica):
-            arithmetic.check_static(leaf)
 
 
 class TPUStrategy(Strategy):
@@ -87,11 +70,16 @@ class TPUStrategy(Strategy):
         experimental_device_assignment: which cores make up each replica; by default every core is one.
         experimental_spmd_xla_partitioning: XLA always works so here; True only refuses
             `experimental_assign_to_logical_device`, as in TensorFlow.
+        devices_per_replica: as of `MirroredStrategy`, in place of an assignment; beside one it names the axes of the
+            logical devices.
+        sharding_rules: see `MirroredStrategy`.
         shard_optimizer_state: as of `MirroredStrategy`; for replicas of one device each.
+        shard_variables: as of `MirroredStrategy`.
 
     Raises:
         DeviceError: there are no TPUs, real or virtual, or not those of the assignment.
-        ValueError: `shard_optimizer_state` with several logical devices to a replica.
+        ValueError: `shard_optimizer_state` with several logical devices to a replica, or `devices_per_replica` with an
+            assignment that has another number.
         RuntimeError: the hosts of the TPU slice have not been joined.
         TypeError: the resolver or the assignment is none.
 
@@ -115,25 +103,30 @@ class TPUStrategy(Strategy):
         experimental_device_assignment: DeviceAssignment | None = None,
         experimental_spmd_xla_partitioning: bool = False,
         *,
+        devices_per_replica: int | Mapping[str, int] | None = None,
+        sharding_rules: Mapping[str, Dimensions] | None = None,
         shard_optimizer_state: bool = False,
+        shard_variables: Rule | bool = False,
     ):
-        spmd, sharded = experimental_spmd_xla_partitioning, shard_optimizer_state
-        super().__init__(TPUExtended(self, tpu_cluster_resolver, experimental_device_assignment, spmd, sharded))
+        options = devices_per_replica, sharding_rules, shard_optimizer_state, shard_variables
+        spmd = experimental_spmd_xla_partitioning
+        super().__init__(TPUExtended(self, tpu_cluster_resolver, experimental_device_assignment, spmd, *options))
 
     def experimental_assign_to_logical_device(self, tensor: Leaf, logical_device_id: int) -> Leaf:
-        """Returns the tensor, not split: the program is one for all logical devices, and each holds all of it.
+        """Does as `assign_to_device`.
 
         Raises:
             ValueError: there is no logical device of that number, or with `experimental_spmd_xla_partitioning=True`.
         """
-        logical_devices.check_device(self._extended._mesh, logical_device_id, self._extended._refuses_assignment)
-        return self.experimental_replicate_to_logical_devices(tensor)
+        if self._extended._refuses_assignment:
+            raise ValueError(
+                "With experimental_spmd_xla_partitioning=True no tensor is assigned to one logical device. Use "
+                "experimental_split_to_logical_devices or experimental_replicate_to_logical_devices."
+            )
+        return logical_devices.assigned(self._extended._mesh, tensor, "logical_device_id", logical_device_id)
 
     def experimental_split_to_logical_devices(self, tensor: Leaf, partition_dimensions: Sequence[int]) -> Leaf:
-        """Returns the tensor, split over the logical devices.
-
-        In compiled replicas it is a constraint for XLA. Outside of replicas an array comes back split, and a variable
-        that is made of it stays so; a variable is split itself.
+        """Does as `split_to_devices`, with numbers in place of the names of axes.
 
         Args:
             tensor: an array, a variable or a per-replica value (whose components are split).
@@ -149,8 +142,8 @@ class TPUStrategy(Strategy):
         return logical_devices.lay_out(mesh, tensor, layout)
 
     def experimental_replicate_to_logical_devices(self, tensor: Leaf) -> Leaf:
-        """Returns the tensor, whole on each logical device; otherwise as `experimental_split_to_logical_devices`."""
-        return logical_devices.lay_out(self._extended._mesh, tensor, PartitionSpec())
+        """Does as `replicate_to_devices`."""
+        return self.replicate_to_devices(tensor)
 
 
 class ExperimentalTPUStrategy(Strategy):

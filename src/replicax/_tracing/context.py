@@ -34,6 +34,12 @@ from replicax._tracing import autograph_switch
 from replicax._values import DistributedValues, ReplicaMesh, is_array
 
 
+class RulesLike(Protocol):
+    """Rules that say by name how variables are split over the devices of each replica."""
+
+    def layouts(self, name: str, leaves: Sequence[tuple[Any, Any]], trainable: bool) -> Sequence[object]: ...
+
+
 class ExtendedLike(Protocol):
     """The part of `StrategyExtended` that modules below the strategies use."""
 
@@ -48,6 +54,8 @@ class ExtendedLike(Protocol):
     def _mesh(self) -> ReplicaMesh | None: ...
     @property
     def _reducer(self) -> object: ...  # a `Reducer`, which stands above this module, or None
+    @property
+    def _rules(self) -> RulesLike | None: ...
     @property
     def _worker(self) -> Worker: ...
     def _create_variable(self, **kwargs: Tree) -> object: ...

@@ -20,10 +20,13 @@ from replicax._values import (
     Mirrored,
     PerReplica,
     ReplicaMesh,
+    RowCounts,
+    counted_form,
     global_array,
     is_text,
     mesh_of,
     of_array,
+    of_counted,
     of_padded,
     padded_form,
 )
@@ -177,14 +180,23 @@ def push_back(reads: Sequence[DatasetRead], elements: Sequence[Tree], arguments:
 
 
 def element_arrays(element: Tree) -> list[Leaf]:
-    """Returns what a compiled program takes for the leaves of an element; see `array_of`."""
-    return [array_of(leaf) for leaf in nest.values(element)]
+    """Returns what a compiled program takes for an element: for its leaves, see `array_of`, and numbers of rows."""
+    leaves = nest.values(element)
+    return [*map(array_of, leaves), *(counts.array for counts in row_counts(leaves))]
+
+
+def row_counts(leaves: Iterable[Leaf]) -> list[RowCounts]:
+    """Returns the numbers of rows of padded values, each once."""
+    forms = [form for leaf in leaves if (form := counted_form(leaf)) is not None]
+    return list({id(form.counts): form.counts for form in forms}.values())
 
 
 def array_of(leaf: Leaf) -> Leaf:
     """Returns the array that a compiled program takes for a leaf, None where it cannot take it."""
     if not isinstance(leaf, (PerReplica, Mirrored)):
         return leaf
+    if (counted := counted_form(leaf)) is not None:
+        return counted.array
     array = global_array(leaf)
     if array is None and isinstance(leaf, PerReplica) and (padded := padded_form(leaf)) is not None:
         return padded.array
@@ -212,13 +224,19 @@ def same_elements(reads: Sequence[DatasetRead], pulled: Sequence[Tree]) -> bool:
 def _kinds(element: Tree) -> tuple[object, ...]:
     leaves = nest.values(element)
     arrays = [array_of(leaf) for leaf in leaves]
+    if counts := row_counts(leaves):
+        of_leaf = [form and counts.index(form.counts) for form in map(counted_form, leaves)]
+        element = nest.map_structure(lambda leaf: leaf if counted_form(leaf) is None else 0, element)  # an opaque leaf
+        return (jax.tree.structure(element), [(x.shape, x.dtype) for x in arrays], shapes_of(leaves), of_leaf)
     return (jax.tree.structure(element), [(x.shape, x.dtype) for x in arrays], shapes_of(leaves))
 
 
-def like(leaf: Leaf, array: jax.Array) -> Leaf:
-    """Returns a value as `leaf`, with this array for its own."""
+def like(leaf: Leaf, array: jax.Array, counts: RowCounts | None = None) -> Leaf:
+    """Returns a value as `leaf`, with this array, and these numbers of rows if it is padded, for its own."""
     if not isinstance(leaf, (PerReplica, Mirrored)):
         return array
+    if counts is not None:
+        return of_counted(array, counts, mesh_of(leaf))
     if shapes := shapes_of([leaf]):
         return of_padded(array, shapes[0], mesh_of(leaf))
     return of_array(type(leaf), array, mesh_of(leaf))
@@ -226,11 +244,17 @@ def like(leaf: Leaf, array: jax.Array) -> Leaf:
 
 def as_inputs(element: Tree, level: frames.TraceFrame, slots: list[int]) -> Tree:
     """Returns an element whose arrays are inputs of a level; their slots are added to `slots`."""
+    arrays = element_arrays(element)
+    inputs = [level.new_input(array) for array in arrays]
+    slots += [slot for slot, _ in inputs]
+    tracers = [tracer for _, tracer in inputs]
+    counts = row_counts(nest.leaves(element))
+    of_rows = {id(one): RowCounts(tracer) for one, tracer in zip(counts, tracers[len(arrays) - len(counts) :])}
+    queue = iter(tracers)
 
     def make(leaf: Leaf) -> Leaf:
-        slot, tracer = level.new_input(array_of(leaf))
-        slots.append(slot)
-        return like(leaf, tracer)
+        form = counted_form(leaf)
+        return like(leaf, next(queue), None if form is None else of_rows[id(form.counts)])
 
     return nest.map_values(make, element)
 

@@ -257,6 +257,7 @@ class TraceFrame(Frame):
         self.device: jax.Device | None = None  # where a strategy of one device wants the program to run
         self.meshes: list[ReplicaMesh] = []  # of the strategies whose replicas run in it
         self.shared: list[tuple[State, str, list[jax.Array]]] = []  # assignments to variables that the replicas share
+        self.pads_rows = False  # whether rows are computed that do not count, see `_passes.padded_rows`
 
     def run_on(self, device: jax.Device) -> None:
         self.device = device

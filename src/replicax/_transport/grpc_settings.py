@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
-from replicax._job.channel import HEARTBEAT, join_address, seconds_from_environment
+from replicax._job.channel import HEARTBEAT, connected_host, join_address, seconds_from_environment
 from replicax._transport.secret import HOST_NAME, identity, missing
 
 SERVICE = "replicax.Tasks"
@@ -41,7 +41,7 @@ def _keepalive(least: int) -> list[tuple[str, Any]]:
 
 _OF_CHANNELS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.min_reconnect_backoff_ms", 5000),  # how long one attempt may take
     ("grpc.dns_min_time_between_resolutions_ms", 1000),  # a task that is started again may have another address
     ("grpc.enable_http_proxy", 0),
@@ -87,8 +87,8 @@ def channel_credentials(secret: bytes) -> Any:
 
 
 def target(host: str, port: int) -> str:
-    """Returns an address as gRPC takes it. A service at localhost listens at 127.0.0.1."""
-    return join_address("127.0.0.1" if host == "localhost" else host, port)
+    """Returns an address as gRPC takes it."""
+    return join_address(connected_host(host), port)
 
 
 class Threads(futures.Executor):
@@ -121,9 +121,9 @@ class Threads(futures.Executor):
             more = not self._idle
             if not more:
                 self._idle -= 1
-        self._work.put(run)
-        if more:
+        if more:  # first, since nothing must be left to do where no thread can be started
             threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+        self._work.put(run)
         return future
 
     def _serve(self) -> None:

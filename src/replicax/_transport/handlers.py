@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -44,6 +45,11 @@ class Caller:
                 self._on_close.append(callback)
                 return
         callback()
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Has a function not be called any more, unless it is just being called."""
+        with self._lock, contextlib.suppress(ValueError):
+            self._on_close.remove(callback)
 
     def close(self) -> None:
         """Ends the connection, as seen from here."""

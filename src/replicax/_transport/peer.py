@@ -2,9 +2,9 @@
 
 A peer connects when it is first called, and again when the other side is back. One gRPC call, the greeting, lasts as
 long as the connection; its end is how both sides notice that the other is gone. It has a TCP connection of its own, so
-that the pings which find a stopped task do not wait behind arrays on a slow network. Each call names the greeting: a
-task that was started again at the same address does not know it and refuses, so that no call reaches a task that lacks
-what the caller takes for granted.
+that the pings which find a stopped task do not wait behind arrays on a slow network. Calls go over lanes, and each
+names the greeting: a task that was started again at the same address does not know it and refuses, so that no call
+reaches a task that lacks what the caller takes for granted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from typing import Any
 
 from replicax._job.channel import parse
 from replicax._transport import grpc_settings
+from replicax._transport.direct import DirectLane
 from replicax._transport.errors import Refused, TimedOut, Unreachable, recalled
 from replicax._transport.failures import failure
 from replicax._transport.handlers import Answer, Caller, Request, handle
-from replicax._transport.lanes import Lane, limited
+from replicax._transport.lanes import Lane, Lanes, limited
 from replicax._transport.secret import job_secret
 from replicax._transport.service import ANSWER, RAISED, UNKNOWN, Service, local_service, versions
 from replicax._transport.wire import Bytes, Message, parsed
@@ -172,8 +173,12 @@ class _RemoteLink(_Link):
         self._greeting = channels.greet(json.dumps(told).encode(), wait_for_ready=wait)
         super().__init__(self._greeted(timeout))
         self._calls = channels.made(grpc_settings.of_calls())
-        self._lane = self._calls.stream_stream(f"/{grpc_settings.SERVICE}/lane")
-        self._lanes: list[Lane] = []  # those over which no call is under way
+        streams = self._calls.stream_stream(f"/{grpc_settings.SERVICE}/lane")
+        port: int | None = self.greeting.get("port")
+        direct = None
+        if port is not None:
+            direct = functools.partial(DirectLane, parse(self._address)[0], port, self._secret, self._name)
+        self._lanes = Lanes(self._where, direct, streams)
         self._greeting.add_done_callback(lambda ended: self.end(self._failure(ended)))
 
     def _failure(self, error: Any) -> Exception:
@@ -218,34 +223,30 @@ class _RemoteLink(_Link):
 
     def _sent(self, message: Message, method: str, until: _Until) -> Bytes:
         """Returns the answer to a message."""
-        lane = self._idle_lane()
+        lane = self._free_lane(until)
         with limited(until.left(), lane.close) as late:
             try:
                 data = lane.call(message)
             except BaseException as error:
-                lane.close()
+                self._lanes.drop(lane)
                 if late.is_set():
                     raise TimedOut(
                         f"The task at {self._where} did not answer the call of {method!r} within {until.seconds:.3g} s."
                     ) from None
-                if isinstance(error, grpc_settings.grpc().RpcError):
+                if isinstance(error, (OSError, grpc_settings.grpc().RpcError)):
                     raise self._failed(error) from None
                 raise
         if data is None:
             raise self._ended("has stopped its service")
-        if until.seconds is not None:  # it may have been closed, too late for this call
-            lane.close()
+        if late.is_set():  # too late for this call, and not for the next
+            self._lanes.drop(lane)
         else:
-            self._lanes.append(lane)
-        if self.lost is not None:  # when the others were closed, this one may not have been among them
-            self._close_lanes()
+            self._lanes.give_back(lane)
         return data
 
-    def _idle_lane(self) -> Lane:
-        with contextlib.suppress(IndexError):
-            return self._lanes.pop()
+    def _free_lane(self, until: _Until) -> Lane:
         try:
-            return Lane(self._lane)
+            return self._lanes.take(until.left())
         except ValueError:  # gRPC's, of a channel that has been closed meanwhile
             if self.lost is None:
                 raise
@@ -256,22 +257,20 @@ class _RemoteLink(_Link):
         self.end(Unreachable(f"The task at {self._where} has ended the connection: it {why}."))
         return self.gone()
 
-    def _close_lanes(self) -> None:
-        while self._lanes:
-            with contextlib.suppress(IndexError):  # two threads may do so
-                self._lanes.pop().close()
-
     def _failed(self, error: Any) -> Exception:
         if self.lost is not None:  # and with it the calls that were under way
             return self.gone()
-        found = self._failure(error)
+        if isinstance(error, OSError):
+            found: Exception = Unreachable(f"The task at {self._where} is gone or does not answer: {error}.")
+        else:
+            found = self._failure(error)
         if isinstance(found, Unreachable):
             self.end(found)
         return found
 
     def close(self) -> None:
         self._greeting.cancel()
-        self._close_lanes()
+        self._lanes.close()
         self._calls.close()
 
 

@@ -219,6 +219,17 @@ def identity(secret: bytes) -> tuple[bytes, bytes]:
     return private, certificate.public_bytes(serialization.Encoding.PEM)
 
 
+def sealed(key: bytes, password: bytes) -> bytes:
+    """Returns a private key of `identity` as it can be in a file: of no use without the password."""
+    from cryptography.hazmat.primitives import serialization
+
+    return serialization.load_pem_private_key(key, None).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(password),
+    )
+
+
 def missing(library: str) -> ImportError:
     """Returns the error for a library of the extra `ps` that is not installed."""
     return ImportError(f"Tasks of a cluster call each other with {library}: {install('ps')}", name=library)

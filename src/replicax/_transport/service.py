@@ -15,6 +15,7 @@ import jax
 from replicax._job.channel import interface, is_own, join_address, parse
 from replicax._job.preflight import own_version
 from replicax._transport import grpc_settings
+from replicax._transport.direct import Listener
 from replicax._transport.errors import described
 from replicax._transport.handlers import Caller, Handler, Request, handle, instance
 from replicax._transport.secret import job_secret, refuse_pickles
@@ -91,6 +92,13 @@ class Service:
             ]
         )
         self.address = self._listen(address)
+        self._lanes = Listener(
+            interface(parse(self.address)[0]),
+            self._secret,
+            admit=self._callers.get,
+            answer=self._answer,
+            start=self._threads.submit,
+        )
 
     @property
     def where(self) -> str:
@@ -115,6 +123,7 @@ class Service:
 
     def start(self) -> None:
         """Begins to take calls."""
+        self._lanes.start()  # first: greetings tell of its port
         self._server.start()
         _local[_key(self.address)] = self
 
@@ -123,6 +132,7 @@ class Service:
         if _local.get(_key(self.address)) is self:
             del _local[_key(self.address)]
         self._server.stop(None).wait()
+        self._lanes.stop()
         for caller in list(self._callers.values()):
             caller.close()
         self._threads.shutdown()
@@ -134,7 +144,7 @@ class Service:
 
     def greeting(self) -> dict[str, Any]:
         """Returns what the service says of itself."""
-        return {**versions(), "instance": instance(), "name": self.name}
+        return {**versions(), "instance": instance(), "name": self.name, "port": self._lanes.port}
 
     def know(self, caller: Caller, link: str) -> None:
         """Takes calls of a caller from now on, under the name of its connection."""

@@ -4,8 +4,8 @@ A message is the length of the header, the header, and the arrays, each at a mul
 code: what arrives is checked against a fixed list of dtypes. Arrays are sent from where they lie, and those of a
 message that has arrived are views of it.
 
-Messages follow each other over a stream. A large one goes in parts, behind a zero, where others have the length of
-their header, and the length of all.
+Messages follow each other over a lane. Over one of gRPC's, a large one goes in parts, behind a zero, where others have
+the length of their header, and the length of all.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ Bytes: TypeAlias = "bytes | memoryview"
 
 CHUNK = 1 << 20  # bytes of a part of a large message
 LARGE = 8 << 20  # bytes; a longer message goes in parts
+_SMALL = 1 << 14  # bytes, as many as a record of TLS has; to copy a smaller array is cheaper than to send it by itself
 
 _as_json, _from_json = json.JSONEncoder(separators=(",", ":")).encode, json.JSONDecoder().decode
 _ALIGNMENT = 64  # what XLA wants of an array that it uses where it lies
@@ -62,6 +63,20 @@ class Message:
             self._segments.append(data)
             self.size += gap + len(data)
 
+    def pieces(self, prefix: bytes) -> Iterator[Bytes]:
+        """Yields a prefix and the message as a connection takes them: arrays from where they lie, the rest joined."""
+        small: list[Bytes] = [prefix]
+        for segment in self._segments:
+            if len(segment) < _SMALL:
+                small.append(segment)
+                continue
+            if small:
+                yield b"".join(small)
+            yield segment
+            small = []
+        if small:
+            yield b"".join(small)
+
     def parts(self) -> Iterator[bytes]:
         """Yields the message as it is sent: in one part, or, where it is large, in parts of about `CHUNK` bytes."""
         if self.size <= LARGE:
@@ -92,12 +107,7 @@ def received(parts: Iterator[bytes]) -> Bytes | None:
     if first is None or len(first) != _IN_PARTS.size or any(first[: _LENGTH.size]):
         return first
     _, total = _IN_PARTS.unpack(first)
-    try:
-        room = np.empty(total + _ALIGNMENT, np.uint8)
-    except MemoryError as error:
-        raise ValueError(f"There is no memory for a message of {total} bytes.") from error
-    start = -room.ctypes.data % _ALIGNMENT
-    view = room.data[start : start + total]
+    view = room_for(total)
     filled = 0
     while filled < total:
         part = next(parts, None)
@@ -106,6 +116,16 @@ def received(parts: Iterator[bytes]) -> Bytes | None:
         view[filled : filled + len(part)] = part  # ValueError where it is longer than what is left
         filled += len(part)
     return view
+
+
+def room_for(size: int) -> memoryview:
+    """Returns memory for a message, at a multiple of 64 bytes; ValueError where there is none."""
+    try:
+        room = np.empty(size + _ALIGNMENT, np.uint8)
+    except (MemoryError, ValueError) as error:  # NumPy's ValueError is of sizes that no array has
+        raise ValueError(f"There is no memory for a message of {size} bytes.") from error
+    start = -room.ctypes.data % _ALIGNMENT
+    return room.data[start : start + size]
 
 
 def parsed(message: bytes | memoryview) -> tuple[list[Any], list[Any]]:

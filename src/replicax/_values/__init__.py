@@ -1,5 +1,6 @@
 """Values that have one component for each replica, and the mesh of devices that they live on."""
 
+from replicax._values import partition as partition
 from replicax._values.arrays import Array as Array
 from replicax._values.arrays import filled as filled
 from replicax._values.arrays import is_array as is_array
@@ -11,17 +12,20 @@ from replicax._values.arrays import largest_of as largest_of
 from replicax._values.arrays import part_of as part_of
 from replicax._values.forms import Kind as Kind
 from replicax._values.forms import Padded as Padded
+from replicax._values.forms import RowCounts as RowCounts
 from replicax._values.mesh import AXIS as AXIS
 from replicax._values.mesh import ReplicaMesh as ReplicaMesh
 from replicax._values.mesh import as_copies as as_copies
 from replicax._values.mesh import as_rows as as_rows
 from replicax._values.mesh import first_row as first_row
 from replicax._values.mesh import mapped as mapped
+from replicax._values.partition import cut_axis as cut_axis
 from replicax._values.per_replica import DistributedValues as DistributedValues
 from replicax._values.per_replica import Mirrored as Mirrored
 from replicax._values.per_replica import PerReplica as PerReplica
 from replicax._values.per_replica import adopted as adopted
 from replicax._values.per_replica import component_count as component_count
+from replicax._values.per_replica import counted_form as counted_form
 from replicax._values.per_replica import from_host as from_host
 from replicax._values.per_replica import global_array as global_array
 from replicax._values.per_replica import is_uniform as is_uniform
@@ -31,6 +35,7 @@ from replicax._values.per_replica import mesh_of as mesh_of
 from replicax._values.per_replica import needs_comparison as needs_comparison
 from replicax._values.per_replica import note_kinds as note_kinds
 from replicax._values.per_replica import of_array as of_array
+from replicax._values.per_replica import of_counted as of_counted
 from replicax._values.per_replica import of_kinds as of_kinds
 from replicax._values.per_replica import of_padded as of_padded
 from replicax._values.per_replica import of_traced as of_traced

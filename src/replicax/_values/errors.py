@@ -163,3 +163,10 @@ def _if_equal(value: NotATensor) -> str:
     except Exception:  # they are traced, no scalars, or lost
         return ""
     return f", here {components[0]!r} each" if len(set(components)) == 1 else ""
+
+
+ROWS_NOT_KNOWN = (
+    "The numbers of rows of the replicas' parts of a padded batch (InputOptions(pad_last_batch=True)) are known only "
+    "when the compiled function runs, so that one program serves all of them. Pass the value to `strategy.run`, reduce "
+    "it with `strategy.reduce(..., axis=0)`, or return it from the function, and gather it or look at its components."
+)

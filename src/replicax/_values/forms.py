@@ -67,6 +67,42 @@ class Padded:
     shapes: tuple[Shape, ...]
 
 
+class RowCounts:
+    """How many rows each replica's part of one padded batch has, on all devices; all arrays of the batch share it.
+
+    Args:
+        array: int32 `[replicas]`, replicated.
+    """
+
+    __slots__ = ("array", "_host")
+
+    def __init__(self, array: jax.Array, host: tuple[int, ...] | None = None):
+        self.array, self._host = array, host
+
+    @property
+    def host(self) -> tuple[int, ...] | None:
+        """The numbers; None where only the program that is being traced will know them."""
+        if self._host is None and not isinstance(self.array, jax.core.Tracer):
+            self._host = tuple(np.asarray(self.array.addressable_data(0)).tolist())
+        return self._host
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A stacked array of components whose first `counts` rows count; programs take any number of these.
+
+    So one program computes full batches and the last one, see `_passes.padded_rows`.
+    """
+
+    array: jax.Array
+    counts: RowCounts
+
+    def shapes(self) -> list[Shape] | None:
+        """Returns the shapes of all components; None where only the program will know them."""
+        host, inner = self.counts.host, self.array.shape[2:]
+        return None if host is None or isinstance(self.array, jax.core.Tracer) else [(n, *inner) for n in host]
+
+
 @dataclass(frozen=True, slots=True)
 class Traced:
     """The component of the replica whose function is being traced."""
@@ -74,4 +110,4 @@ class Traced:
     component: jax.Array
 
 
-Form = Parts | Stacked | Replicated | Padded | Traced
+Form = Parts | Stacked | Replicated | Padded | Counted | Traced

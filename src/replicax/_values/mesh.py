@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from replicax._base import devices as _devices
 from replicax._base import jax_internals, tracebacks
@@ -26,28 +30,55 @@ LOGICAL_AXIS = "logical"
 THREADS = 256  # of XLA for the parts of all CPU devices' programs; fixed in its source (kMaxIntraOpThreads)
 
 
+@dataclass(frozen=True)
+class PlannedDevice:
+    """A device that is not there, for which a program is planned."""
+
+    platform: str
+    id: int
+    process_index: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name, as users write it."""
+        return f"{self.platform.upper()}:{self.id}"
+
+
 class ReplicaMesh:
     """The devices of the replicas, in order of replica id.
 
-    A replica has one device or a list of several *logical* ones. Then the mesh has further axes, one for each prime
-    factor of their number, so that two dimensions of an array can be split over four of them. Code is SPMD over the
-    replicas only; over a replica's logical devices XLA spreads it, as arrays' layouts say (see `logical_devices`).
-    Eager components lie on a replica's first device.
+    A replica has one device or a list of several *logical* ones. Then the mesh has further axes: those of `axes`, by
+    name the number of devices along each, or one for each prime factor of their number, so that two dimensions of an
+    array can be split over four of them. Code is SPMD over the replicas only; over a replica's logical devices XLA
+    spreads it, as arrays' layouts say (see `logical_devices`). Eager components lie on a replica's first device.
 
     Nothing here assumes that all of them belong to this process: `local_ids` says which do. Where others hold some of
     the replicas, a value's `values` are this process's components.
     """
 
-    def __init__(self, devices: Sequence[jax.Device | Sequence[jax.Device]]):
-        self.logical_devices = [[row] if isinstance(row, jax.Device) else list(row) for row in devices]
+    def __init__(self, devices: Sequence[jax.Device | Sequence[jax.Device]], axes: Mapping[str, int] | None = None):
+        self.placing = threading.RLock()  # held while elements of datasets are placed, and while it stands for others
+        self._arrange([[row] if isinstance(row, jax.Device) else list(row) for row in devices], axes)
+        if self.crowded:
+            tracebacks.warn(
+                f"{len(self._local_grid)} CPU devices of one process are more than the {THREADS} threads that XLA has "
+                "for parts of their programs. A program with much to do beside a collective may stand still, until XLA "
+                f"ends the process. With at most {THREADS} devices that cannot happen.",
+                RuntimeWarning,
+            )
+
+    def _arrange(self, rows: list[list[jax.Device]], axes: Mapping[str, int] | None) -> None:
+        """Sets what follows from each replica's devices, which may be `PlannedDevice`s."""
+        self.logical_devices = rows
         self.devices: tuple[jax.Device, ...] = tuple(row[0] for row in self.logical_devices)
-        factors = _prime_factors(len(self.logical_devices[0]))
-        self.logical_axes = (
-            (LOGICAL_AXIS,) if len(factors) == 1 else tuple(f"{LOGICAL_AXIS}_{n}" for n in range(len(factors)))
-        )
+        self.axes = dict(axes or _axes_of_factors(self.logical_size))
+        # Without further devices there is nothing to spread, whatever names users have for it.
+        self.logical_axes = tuple(self.axes) if self.logical_size > 1 else ()
         names = (AXIS, *self.logical_axes)
-        grid = np.array(self.logical_devices).reshape(len(self.devices), *factors)
-        self.mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+        grid = np.array(self.logical_devices).reshape(len(self.devices), *(self.axes[name] for name in names[1:]))
+        types = (AxisType.Auto,) * len(names)
+        self.is_planned = isinstance(self.devices[0], PlannedDevice)
+        self.mesh = AbstractMesh(grid.shape, names, types) if self.is_planned else Mesh(grid, names, axis_types=types)
         self.mirrored = NamedSharding(self.mesh, PartitionSpec())
         self.stacked = NamedSharding(self.mesh, PartitionSpec(AXIS))
         process = jax.process_index()
@@ -60,20 +91,35 @@ class ReplicaMesh:
         self.pool = Pool()
         self._stack_of_host = jax_internals.FromHost(self.stacked, committed=True)
         # With several CPU devices, JAX must not have too many collectives in flight (see _collectives/in_flight.py).
-        self.needs_bound = grid.size > 1 and self.devices[0].platform == "cpu"
+        self.needs_bound = grid.size > 1 and self.platform == "cpu"
         self.crowded = self.needs_bound and len(self._local_grid) > THREADS
-        if self.crowded:
-            tracebacks.warn(
-                f"{len(self._local_grid)} CPU devices of one process are more than the {THREADS} threads that XLA has "
-                "for parts of their programs. A program with much to do beside a collective may stand still, until XLA "
-                f"ends the process. With at most {THREADS} devices that cannot happen.",
-                RuntimeWarning,
-            )
+
+    @contextlib.contextmanager
+    def standing_for(self, platform: str, size: int) -> Iterator[None]:
+        """Returns a context in which it is a mesh of so many devices that are not there.
+
+        Programs that are traced in it can be lowered, and compiled elsewhere. Nothing can be placed or run. The other
+        users of the mesh must not use it meanwhile.
+        """
+        rows, axes, before = size // self.logical_size, self.axes, self.__dict__
+        devices: list[jax.Device] = [PlannedDevice(platform, i) for i in range(size)]  # type: ignore[misc]
+        with self.placing:
+            self.__dict__ = {"placing": self.placing}
+            try:
+                self._arrange([list(row) for row in np.array(devices).reshape(rows, -1)], axes)
+                yield
+            finally:
+                self.__dict__ = before
 
     @property
     def size(self) -> int:
         """The number of replicas."""
         return len(self.devices)
+
+    @property
+    def platform(self) -> str:
+        """The devices' platform, as JAX names it: `"cpu"`, `"gpu"`, `"tpu"`."""
+        return str(self.devices[0].platform)
 
     @property
     def logical_size(self) -> int:
@@ -143,12 +189,29 @@ class ReplicaMesh:
         free = [PartitionSpec.UNCONSTRAINED] * ndim
         return NamedSharding(self.mesh, PartitionSpec(AXIS, *free[1:]) if stacked else PartitionSpec(*free))
 
-    def layout_of(self, array: object) -> PartitionSpec | None:
-        """Returns how an array is split over the logical devices; None where it is not, or lies elsewhere."""
+    def layout_of(self, array: object, name: str) -> PartitionSpec | None:
+        """Returns how an array is split over the devices of the mesh; None where it is not.
+
+        Raises `ValueError`, for a variable of that name, if it is split in a way that no layout of the mesh describes.
+        """
         sharding = getattr(array, "sharding", None)
-        if not (isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh) or sharding.is_fully_replicated:
+        if sharding is None or sharding.is_fully_replicated:
             return None
-        return sharding.spec
+        assert isinstance(array, jax.Array)
+        if isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:
+            return sharding.spec
+        names = self.mesh.axis_names  # as it may be by the axes of another mesh, of which each is one of these
+        for dimensions in itertools.product([None, *range(array.ndim)], repeat=len(names)):
+            along = [tuple(x for x, d in zip(names, dimensions) if d == axis) or None for axis in range(array.ndim)]
+            if NamedSharding(self.mesh, PartitionSpec(*along)).is_equivalent_to(sharding, array.ndim):
+                return PartitionSpec(*(x[0] if x is not None and len(x) == 1 else x for x in along))
+        sizes = ", ".join(f"{axis!r}: {size}" for axis, size in self.mesh.shape.items())
+        raise ValueError(
+            f"The initial value of {name} is an array that is split over devices in a way that its strategy has not: "
+            f"{sharding}. It would be whole on each device, or split in another way. The devices of the strategy are "
+            f"a mesh of {{{sizes}}}, each dimension of an array may be split along an axis of it. Pass such an array, "
+            "or `numpy.asarray(array)`, which is then laid out as the strategy does it (see its `shard_variables`)."
+        )
 
     def copies(self, array: jax.Array) -> tuple[jax.Array, ...]:
         """Returns the local copies of a replicated array; they share its buffers."""
@@ -232,6 +295,14 @@ def _as_row(copy: jax.Array) -> jax.Array:
 def first_row(rows: jax.Array) -> jax.Array:
     """Returns the first row; of one replica's block of a stacked array, the only one."""
     return rows[0]
+
+
+def _axes_of_factors(number: int) -> dict[str, int]:
+    """Returns an axis for each prime factor of a number."""
+    factors = _prime_factors(number)
+    if len(factors) == 1:
+        return {LOGICAL_AXIS: number}
+    return {f"{LOGICAL_AXIS}_{n}": factor for n, factor in enumerate(factors)}
 
 
 def _prime_factors(number: int) -> list[int]:

@@ -19,7 +19,7 @@ from replicax._base import jax_internals, nest, pickling
 from replicax._base.types import Leaf
 from replicax._values import errors
 from replicax._values.arrays import filled, is_array, is_numeric, largest_of, part_of
-from replicax._values.forms import Form, Kind, Padded, Parts, Replicated, Shape, Stacked, Traced
+from replicax._values.forms import Counted, Form, Kind, Padded, Parts, Replicated, RowCounts, Shape, Stacked, Traced
 from replicax._values.mesh import AXIS, ReplicaMesh
 
 
@@ -112,6 +112,12 @@ class PerReplica(errors.NotATensor, Value):
 
     _whole = Stacked
 
+    def _text(self, show: Callable[[Leaf], str]) -> str:
+        form = self._form
+        if isinstance(form, Counted) and form.shapes() is None:
+            return f"PerReplica:{{padded rows, {show(form.array)}}}"
+        return super()._text(show)
+
     @property
     def values(self) -> tuple[Leaf, ...]:
         """The components of this process's replicas, in order."""
@@ -128,6 +134,12 @@ class PerReplica(errors.NotATensor, Value):
                 return tuple(part_of(form.array[i], shape) for i, shape in enumerate(form.shapes))
             with jax_internals.untraced():
                 self._values = mesh.cut(form.array, form.shapes)
+            return self._values
+        if isinstance(form, Counted):
+            if (shapes := form.shapes()) is None:
+                raise ValueError(errors.ROWS_NOT_KNOWN)
+            with jax_internals.untraced():
+                self._values = mesh.cut(form.array, shapes)
             return self._values
         assert isinstance(form, Stacked)
         values = self._rows(form.array, mesh)
@@ -207,6 +219,11 @@ def of_padded(array: jax.Array, shapes: Sequence[Shape], mesh: ReplicaMesh | Non
     return of_form(PerReplica, Padded(array, tuple(shapes)), mesh)
 
 
+def of_counted(array: jax.Array, counts: RowCounts, mesh: ReplicaMesh | None) -> PerReplica:
+    """Returns a value whose components are the rows of `array`, of which so many count."""
+    return of_form(PerReplica, Counted(array, counts), mesh)
+
+
 def of_kinds(values: Sequence[Leaf], kinds: Sequence[Kind], mesh: ReplicaMesh) -> PerReplica:
     """Returns a value with these components here; `kinds` are the shapes and dtypes of all replicas'."""
     value = PerReplica(values, mesh)
@@ -253,7 +270,8 @@ def global_array(value: Value) -> jax.Array | None:
     """Returns a value's global array, None where components have none: they differ in shape, or are no arrays."""
     form = value._form
     if isinstance(form, Stacked | Replicated):
-        return form.array if isinstance(form.array, jax.Array) else None
+        # A kind stands for an array in a program that is planned.
+        return form.array if isinstance(form.array, (jax.Array, jax.ShapeDtypeStruct)) else None  # type: ignore[return-value]
     return value._made_array()
 
 
@@ -275,6 +293,12 @@ def padded_form(value: PerReplica) -> Padded | None:
     with jax_internals.untraced():
         value._padded = Padded(mesh.pad(form.components, largest_of(shapes)), shapes)
     return value._padded
+
+
+def counted_form(value: object) -> Counted | None:
+    """Returns the form of a value whose components' numbers of rows are an input of programs; None for others."""
+    form = value._form if isinstance(value, PerReplica) else None
+    return form if isinstance(form, Counted) else None
 
 
 def _can_be_padded(parts: Sequence[Leaf], kinds: Sequence[Kind], mesh: ReplicaMesh) -> bool:
@@ -309,6 +333,8 @@ def others_differ(value: Value) -> bool:
     """Returns whether components in other processes are known to differ in shape from those here."""
     if isinstance(value._form, Padded):
         return not value._there().all_local
+    if isinstance(value._form, Counted):
+        return not value._there().all_local and len(set(value._form.counts.host or ())) > 1
     return isinstance(value._form, Parts) and value._form.differ
 
 
@@ -334,6 +360,8 @@ def local_shapes(value: PerReplica) -> list[Shape]:
         return [tuple(part.shape) for part in value._values if is_array(part)]
     if isinstance(value._form, Padded):
         return [value._form.shapes[i] for i in value._there().local_ids]
+    if isinstance(value._form, Counted) and (shapes := value._form.shapes()) is not None:
+        return [shapes[i] for i in value._there().local_ids]
     return []
 
 
@@ -345,7 +373,7 @@ def component_count(value: PerReplica) -> int:
 def made_forms(value: Value) -> list[object]:
     """Returns the arrays that hold a value so far: its form's, and those that were made of it."""
     form = value._form
-    whole = form.array if isinstance(form, Stacked | Replicated) else value._array
+    whole = form.array if isinstance(form, Stacked | Replicated | Counted) else value._array
     return [whole, value._padded and value._padded.array, *(value._values or ())]
 
 

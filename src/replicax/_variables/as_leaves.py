@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,24 +25,58 @@ def initial_tree(initial_value: Tree, dtype: DTypeLike | None) -> tuple[list[jax
     (JAX's arrays of numpy's, and of numbers, are copies.)
     """
     with jax_internals.untraced():
-        value = initial_value() if callable(initial_value) else initial_value
-        if isinstance(value, ArrayProtocol):
-            value = value.value()
-        if isinstance(value, DistributedValues):
-            value = value.values[0]
-        if is_array(value) or _is_number_list(value):
-            return [_new_array(value, dtype)], ARRAY, isinstance(value, jax.Array)
-        leaves, tree = jax.tree.flatten(value)
-        for number, leaf in enumerate(leaves):
-            if not is_array(leaf) and hasattr(leaf, "__jax_array__"):  # Keras's variables
-                leaves[number] = leaf.__jax_array__()
-            elif not (is_array(leaf) or isinstance(leaf, (bool, int, float, complex))):
-                raise TypeError(
-                    f"A variable holds an array or a pytree of arrays; got a leaf {leaf!r} of type "
-                    f"{type(leaf).__name__} in {type(value).__name__}."
-                )
+        leaves, tree = _flattened(initial_value() if callable(initial_value) else initial_value)
         lent = any(isinstance(leaf, jax.Array) for leaf in leaves)
         return [_new_array(leaf, dtype) for leaf in leaves], tree, lent
+
+
+def abstract_tree(
+    initial_value: Tree, dtype: DTypeLike | None
+) -> tuple[list[jax.ShapeDtypeStruct], jax.tree_util.PyTreeDef]:
+    """Returns the shapes and dtypes of the leaves of an initial value, and its structure; computes nothing if it can.
+
+    A function that needs concrete values is called as it is.
+    """
+    with jax_internals.untraced():
+        found: list[tuple[list[jax.ShapeDtypeStruct], jax.tree_util.PyTreeDef]] = []
+
+        def evaluate() -> None:
+            leaves, tree = _flattened(initial_value() if callable(initial_value) else initial_value)
+            found.append(([_new_kind(leaf, dtype) for leaf in leaves], tree))
+
+        try:
+            jax.eval_shape(evaluate)
+        except jax.errors.JAXTypeError:
+            evaluate()
+        return found[-1]
+
+
+def _flattened(value: Tree) -> tuple[list[Leaf], jax.tree_util.PyTreeDef]:
+    """Returns the leaves of an initial value, arrays or numbers, and its structure."""
+    if isinstance(value, ArrayProtocol):
+        value = value.value()
+    if isinstance(value, DistributedValues):
+        value = value.values[0]
+    if is_array(value) or _is_number_list(value) or isinstance(value, jax.ShapeDtypeStruct):
+        return [value], ARRAY
+    leaves, tree = jax.tree.flatten(value)
+    for number, leaf in enumerate(leaves):
+        if not is_array(leaf) and hasattr(leaf, "__jax_array__"):  # Keras's variables
+            leaves[number] = leaf.__jax_array__()
+        elif not (is_array(leaf) or isinstance(leaf, (bool, int, float, complex, jax.ShapeDtypeStruct))):
+            raise TypeError(
+                f"A variable holds an array or a pytree of arrays; got a leaf {leaf!r} of type "
+                f"{type(leaf).__name__} in {type(value).__name__}."
+            )
+    return leaves, tree
+
+
+def _new_kind(value: Leaf, dtype: DTypeLike | None) -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype of the array that `_new_array` makes."""
+    if not isinstance(value, (jax.Array, jax.ShapeDtypeStruct)):
+        value = np.asarray(value)
+        dtype = jax.dtypes.canonicalize_dtype(value.dtype) if dtype is None else dtype
+    return jax.ShapeDtypeStruct(value.shape, value.dtype if dtype is None else as_dtype(dtype))
 
 
 def _is_number_list(value: Tree) -> bool:
@@ -55,6 +91,8 @@ def _new_array(value: Leaf, dtype: DTypeLike | None) -> jax.Array:
             "The initial value of a variable is a traced value of jax.jit or another JAX transformation, which has no "
             "value of its own. Make the variable outside of it, or use replicax.function in place of jax.jit."
         )
+    if dtype is None and isinstance(value, (bool, int, float, complex)):
+        dtype = jax.dtypes.result_type(value)  # as `jnp.asarray` chooses it, which without one compiles a program
     dtype = None if dtype is None else as_dtype(dtype)
     if dtype is not None and not isinstance(value, jax.Array):
         return array_conversion.own_array(value, dtype)
@@ -91,3 +129,14 @@ def convert_leaf(value: Leaf, kind: jax.ShapeDtypeStruct, name: str) -> jax.Arra
             f"the assigned value shape {array.shape} are incompatible."
         )
     return array
+
+
+def refuse_split(leaves: Iterable[jax.Array], name: str) -> None:
+    """Raises `ValueError` if an initial value is split over devices, for a variable that is not."""
+    for leaf in leaves:
+        if not leaf.sharding.is_fully_replicated:
+            raise ValueError(
+                f"The initial value of {name} is an array that is split over devices, {leaf.sharding}, and a variable "
+                "of this kind is whole on each of its devices. Pass `numpy.asarray(array)`, or, to keep it split, make "
+                "a variable that all replicas assign alike under a strategy with these devices."
+            )

@@ -15,7 +15,7 @@ import numpy as np
 
 from replicax._collectives import cross_process
 from replicax._tracing.state import State
-from replicax._values import ReplicaMesh
+from replicax._values import ReplicaMesh, cut_axis
 from replicax._variables.mesh_storage import MirroredStorage
 from replicax._variables.variable import Variable
 
@@ -53,6 +53,17 @@ def error(variable: State, found: str = "") -> ValueError:
         "`synchronization=replicax.VariableSynchronization.ON_READ`, and one whose copies may come to differ with "
         "`copies_may_differ=True`."
     )
+
+
+def refuse_cut(leaves: Iterable[object], mesh: ReplicaMesh, name: str) -> None:
+    """Raises `ValueError` if an initial value is divided among the replicas of a variable whose copies may differ."""
+    for leaf in leaves:
+        if cut_axis(mesh.layout_of(leaf, name)) is not None:
+            raise ValueError(
+                f"The initial value of {name} is an array of which each replica has a part, and replicas may assign "
+                "different values to it, each to a copy of its own (`copies_may_differ`). Leave that out, or pass "
+                "`numpy.asarray(array)`."
+            )
 
 
 def check(mesh: ReplicaMesh, variables: Iterable[object]) -> None:

@@ -21,6 +21,7 @@ from replicax._base.types import Tree, VariableAggregation
 from replicax._collectives.arithmetic import first_component
 from replicax._tracing import context, frames
 from replicax._values import AXIS, ReplicaMesh
+from replicax._variables.as_leaves import refuse_split
 from replicax._variables.distributed import OfReplicas
 from replicax._variables.mesh_storage import Converted
 from replicax._variables.resource import ResourceVariable
@@ -196,6 +197,7 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
         return self._device_name
 
     def _new_storage(self, leaves: Leaves, lent: bool) -> HomeStorage:
+        refuse_split(leaves, self.name)
         return HomeStorage(self.name, self._types, self._mesh, leaves, self._home)
 
     def _get(self) -> Leaves:

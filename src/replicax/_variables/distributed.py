@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from replicax._base import array_conversion, errors, nest
-from replicax._base.host_memory import put
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import Leaf, ReduceOp, Tree, VariableAggregation, VariableSynchronization
 from replicax._collectives import arithmetic
@@ -28,8 +28,9 @@ from replicax._values import (
     traced_component,
 )
 from replicax._variables import assigned_alike, deferred_restore
-from replicax._variables.as_leaves import ARRAY, convert_leaf
-from replicax._variables.mesh_storage import ComponentStorage, Converted, MirroredStorage, StackedStorage
+from replicax._variables.as_leaves import ARRAY, convert_leaf, refuse_split
+from replicax._variables.layouts import LayoutsOf, paths_and_types
+from replicax._variables.mesh_storage import ComponentStorage, Converted, Divided, MirroredStorage, StackedStorage
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.storage import Leaves
 from replicax._variables.variable import COMBINE, Variable
@@ -162,16 +163,21 @@ class _Distributed(OfReplicas, DistributedValues):
 
 
 class MirroredVariable(_Distributed):
-    """A variable with a copy on each replica's device, written on all of them."""
+    """A variable with a copy on each replica's device, written on all of them; or with a part of it on each.
+
+    `layouts` returns how its leaves are split over a replica's devices, and `divided` how else a leaf is divided among
+    the replicas. Copies that may differ are not divided.
+    """
 
     _storage: MirroredStorage
     _value_type = Mirrored
     _is_mirrored = True
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args: Any, layouts: LayoutsOf | None = None, divided: Divided | None = None, **kwargs: Any):
+        self._layouts_of, self._divided = layouts, divided
         super().__init__(*args, **kwargs)
         self._synchronization = VariableSynchronization.ON_WRITE
-        required = assigned_alike.is_required(self._copies_may_differ)
+        required = assigned_alike.is_required(self._copies_may_differ) or self._storage.is_cut
         self._equal_by_contract = required and self._aggregation is _NONE
 
     def _read(self) -> Leaves:
@@ -181,12 +187,18 @@ class MirroredVariable(_Distributed):
         return frame.read_one(self)
 
     def _new_storage(self, leaves: Leaves, lent: bool) -> MirroredStorage:
-        return MirroredStorage(self.name, self._types, self._mesh, leaves, lent)
+        layouts: Sequence[PartitionSpec | None] = [None] * len(self._types)
+        if self._layouts_of is not None:
+            layouts = self._layouts_of(self._name, paths_and_types(self._treedef, self._types))
+        if self._copies_may_differ:  # so that no replica can have a part for the others
+            assigned_alike.refuse_cut(leaves, self._mesh, self.name)
+        divided = None if self._copies_may_differ else self._divided
+        return MirroredStorage(self.name, self._types, self._mesh, leaves, lent, layouts, divided)
 
     def _take_from_host(self, arrays: list[np.ndarray]) -> None:
-        if self._storage.is_split or not self._mesh.all_local:
+        if not self._mesh.all_local and not self._storage.is_split:
             return super()._take_from_host(arrays)
-        self._storage.write(put(arrays, self._mesh.mirrored))
+        self._storage.take_from_host(arrays)
 
     def _update(self, method: str, value: Tree, read_value: bool) -> Tree:
         self._check_strategy()
@@ -269,6 +281,7 @@ class SyncOnReadVariable(_Distributed):
     _value_type = PerReplica
 
     def _new_storage(self, leaves: Leaves, lent: bool) -> StackedStorage:
+        refuse_split(leaves, self.name)
         return StackedStorage(self.name, self._types, self._mesh, leaves, lent)
 
     def _read(self) -> Leaves:

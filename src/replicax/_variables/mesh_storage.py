@@ -6,31 +6,39 @@ replica has a part.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Self, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax._collectives import cross_process, sharding
+from replicax._base import jax_internals
+from replicax._base.host_memory import put
+from replicax._collectives import cross_process, in_flight, sharding
 from replicax._tracing import frames
 from replicax._values import (
+    Kind,
     Mirrored,
     PerReplica,
     ReplicaMesh,
     as_copies,
+    cut_axis,
     global_array,
     is_global,
     mesh_of,
     of_array,
+    partition,
 )
 from replicax._variables import packed_storage
 from replicax._variables.storage import Leaves, Storage, Types, constrained, no_slots
 
 _Array = TypeVar("_Array", np.ndarray, jax.Array)
+# Returns the layout of a leaf with that by which each replica has a part, if it is to have one.
+Divided: TypeAlias = Callable[[Kind, PartitionSpec | None], PartitionSpec | None]
 Converted: TypeAlias = jax.Array | PerReplica | Mirrored  # what a leaf is assigned, of its shape and dtype
 
 
@@ -45,6 +53,10 @@ class MeshStorage(Storage):
             return leaves
         what = f"the initial value of {self.name.removesuffix(':0')}"
         return [leaf if is_global(leaf) else cross_process.from_first(self.mesh, leaf, what) for leaf in leaves]
+
+    def shardings(self) -> Sequence[NamedSharding]:
+        mesh = self.mesh
+        return [mesh.stacked if self.has_rows(i) else mesh.mirrored for i in range(len(self.types))]
 
     def may_be_listed(self, spread: bool) -> bool:
         return True
@@ -64,7 +76,7 @@ class ComponentStorage(MeshStorage, ABC):
     """
 
     value_type: type[PerReplica] | type[Mirrored]
-    layouts: list[PartitionSpec | None] | None = None  # how each leaf is split over logical devices, if any is
+    layouts: list[PartitionSpec | None] | None = None  # how each leaf is split over devices, if any is
 
     _values: list[PerReplica | Mirrored] | None = None  # the arrays as distributed values, where they were asked for
     _stale = False  # whether components were written, so that the values are newer than the arrays
@@ -79,7 +91,7 @@ class ComponentStorage(MeshStorage, ABC):
 
     @property
     def is_split(self) -> bool:
-        """True if a leaf is split over logical devices, so that it need not fit on one device."""
+        """True if a leaf is split over devices, so that it need not fit on one."""
         return self.layouts is not None
 
     def _hold(self, arrays: Sequence[jax.Array | None]) -> None:
@@ -95,12 +107,16 @@ class ComponentStorage(MeshStorage, ABC):
         """Returns the leaves as distributed values."""
         if self._values is not None:
             return self._values
-        values = [of_array(self.value_type, array, self.mesh) for array in self.read()]
+        values = [of_array(self.value_type, array, self.mesh) for array in self.read_whole()]
         # Mirrored copies share the array's buffers; rows and parts put together are copies, not to be kept beside it,
         # and those of a shared vector are good until the next call.
         if self._shares_copies and not self.slots:
             self._values = values
         return values
+
+    def read_whole(self) -> Leaves:
+        """Returns the leaves as arrays of which each replica has its component."""
+        return self.read()
 
     @property
     def _shares_copies(self) -> bool:
@@ -110,6 +126,8 @@ class ComponentStorage(MeshStorage, ABC):
     def read_component(self, replica: int) -> Leaves:
         if self.lost is not None:
             self.refuse_lost()
+        if self.is_abstract:
+            return list(self.leaf_types(True))  # type: ignore[arg-type]
         self.lent = True
         if self._values is None and self._shares_copies:  # one copy, of however many
             return [
@@ -125,9 +143,11 @@ class ComponentStorage(MeshStorage, ABC):
         if not self.is_split:
             return self.read_component(0)
         self.lent = True
-        return self.read()
+        return self.read() if self.mesh.all_local else self.read_whole()
 
     def write_component(self, replica: int, leaves: Leaves) -> None:
+        if self.is_abstract:
+            return
         changed, values = [], self.values()
         self._leave_shared()
         for stored, leaf in zip(values, leaves):
@@ -137,40 +157,113 @@ class ComponentStorage(MeshStorage, ABC):
         self.arrays = []  # not kept beside the components
         self._values, self._stale, self.lent = changed, True, True
 
-    def _shardings(self) -> list[NamedSharding]:
-        whole = self.mesh.mirrored if self.value_type is Mirrored else self.mesh.stacked
-        layouts = self.layouts or [None] * len(self.types)
-        return [whole if layout is None else NamedSharding(self.mesh.mesh, layout) for layout in layouts]
+    def shardings(self) -> Sequence[NamedSharding]:
+        wholes = super().shardings()
+        if self.layouts is None:
+            return wholes
+        return [
+            x if layout is None else NamedSharding(self.mesh.mesh, layout) for x, layout in zip(wholes, self.layouts)
+        ]
 
     def leaving(self, leaves: Leaves) -> Leaves:
-        return [constrained(leaf, where) for leaf, where in zip(leaves, self._shardings())]
+        return [constrained(leaf, where) for leaf, where in zip(leaves, self.shardings())]
 
     def placed(self, leaves: Leaves) -> Leaves:
-        return list(leaves) if self.layouts is None else jax.device_put(leaves, self._shardings())
+        return list(leaves) if self.layouts is None else jax.device_put(leaves, self.shardings())
 
     def returned(self, leaves: Leaves) -> Leaves:
         return list(leaves)  # which programs leave where they belong, see `leaving`
 
 
 class MirroredStorage(ComponentStorage):
-    """Leaves of which every replica has a copy."""
+    """Leaves of which every replica has a copy, or, as `cut` says, a part along an axis.
+
+    Programs other than replica functions see a leaf that is cut as one array, which lies on the devices in parts. In
+    a replica function it is whole (see `_engine.compiled`).
+    """
 
     value_type = Mirrored
 
-    def __init__(self, name: str, types: Types, mesh: ReplicaMesh, leaves: Leaves, lent: bool):
-        self.layouts = _if_any([mesh.layout_of(leaf) for leaf in leaves])
+    def __init__(
+        self,
+        name: str,
+        types: Types,
+        mesh: ReplicaMesh,
+        leaves: Leaves,
+        lent: bool,
+        layouts: Sequence[PartitionSpec | None],
+        divided: Divided | None,
+    ):
+        self.types, self._divided = types, divided
+        # What is split already stays so. Without values there are no leaves.
+        given = [mesh.layout_of(leaf, name) for leaf in leaves] or [None] * len(types)
+        self.layouts = self._with_parts([own or layout for own, layout in zip(given, layouts)])
         super().__init__(name, types, mesh, leaves, lent)
 
-    def lay_out(self, layouts: list[PartitionSpec | None]) -> None:
-        """Spreads the leaves over each replica's logical devices in this way, now and from now on."""
+    def _with_parts(self, layouts: list[PartitionSpec | None]) -> list[PartitionSpec | None] | None:
+        """Returns the layouts with those of leaves that are divided among the replicas; None if no leaf has one."""
+        if self._divided is not None:
+            layouts = [self._divided(kind, layout) for layout, kind in zip(layouts, self.types)]
+        return _if_any(layouts)
+
+    def abstract(self) -> Self:
+        other = super().abstract()
+        if other._divided is not None:  # it depends on their number whether the replicas can have parts
+            kept = [partition.within_replica(layout) for layout in other.layouts or ()]
+            other.layouts = other._with_parts(kept or [None] * len(other.types))
+            other._hold(other._kinds())
+        return other
+
+    @property
+    def is_cut(self) -> bool:
+        """True if each replica has a part of a leaf."""
+        return self.is_split and any(self.cut_axis(index) is not None for index in range(len(self.types)))
+
+    def cut_axis(self, index: int) -> int | None:
+        return None if self.layouts is None else cut_axis(self.layouts[index])
+
+    def device_layout(self, index: int) -> PartitionSpec | None:
+        return None if self.layouts is None else partition.within_replica(self.layouts[index])
+
+    def read_whole(self) -> Leaves:
         arrays = self.read()
-        self.layouts = _if_any(layouts)
+        if not self.is_cut:
+            return arrays
+        with jax_internals.untraced(), in_flight.dispatching(self.mesh, f"reading {self.name}") as call:
+            specs = (partition.within_replica(layout) or PartitionSpec() for layout in self.layouts or ())
+            wholes: Leaves = _gathered(arrays, tuple(NamedSharding(self.mesh.mesh, spec) for spec in specs))
+            call.output = wholes[0]
+        return wholes
+
+    def of_first(self, leaves: Leaves) -> Leaves:
+        if self.layouts is None or self.mesh.all_local:
+            return super().of_first(leaves)
+        return [
+            super(MirroredStorage, self).of_first([leaf])[0]
+            if layout is None or is_global(leaf)
+            else cross_process.from_first_laid_out(self.mesh, leaf, layout)
+            for leaf, layout in zip(leaves, self.layouts)
+        ]
+
+    def take_from_host(self, arrays: Sequence[np.ndarray]) -> None:
+        """Keeps whole arrays that all processes have in the host's memory, of which each device gets its part."""
+        if self.mesh.all_local:
+            self.write(put(arrays, self.shardings()))
+        else:
+            self.write([self.mesh.spread(array, where) for array, where in zip(arrays, self.shardings())])
+
+    def lay_out(self, layouts: list[PartitionSpec | None]) -> None:
+        """Splits the leaves over each replica's devices in this way, now and from now on."""
+        arrays = self.read()
+        self.layouts = self._with_parts(layouts)
         self.tell_layouts()
         for slot in self.slots.values():
             slot.close()
         self.slots = no_slots
         self.tell_moved()
-        self._hold(jax.device_put(arrays, self._shardings()))
+        if self.is_abstract:
+            return self._hold(self._kinds())
+        self._hold(jax.device_put(arrays, self.shardings()))
         self.lent = True
 
     def vector_home(self, index: int, array: jax.Array) -> Hashable:
@@ -188,7 +281,7 @@ class MirroredStorage(ComponentStorage):
         if self.layouts is None and leaf.sharding == mesh.mirrored:
             return leaf
         if is_global(leaf) or (self.layouts is not None and self.layouts[index] is not None):
-            return mesh.spread(leaf, self._shardings()[index])
+            return mesh.spread(leaf, self.shardings()[index])
         return mesh.mirror([leaf] * len(mesh.local_ids))
 
 
@@ -245,6 +338,11 @@ class ShardedStorage(MeshStorage):
     def leaving(self, leaves: Leaves) -> Leaves:
         mesh = self.mesh
         return [constrained(x, mesh.stacked if self.has_rows(i) else mesh.mirrored) for i, x in enumerate(leaves)]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _gathered(arrays: Leaves, shardings: Sequence[NamedSharding]) -> Leaves:
+    return list(map(constrained, arrays, shardings))
 
 
 def _if_any(layouts: list[PartitionSpec | None]) -> list[PartitionSpec | None] | None:

@@ -102,6 +102,9 @@ class MeshVectors:
         return self.mesh.mirror(vectors)
 
     def joined(self, arrays: Leaves) -> jax.Array:
+        if isinstance(arrays[0], jax.ShapeDtypeStruct):
+            size = sum(array.size for array in arrays)
+            return jax.ShapeDtypeStruct((size,), arrays[0].dtype, sharding=self.mesh.mirrored)  # type: ignore[return-value]
         if self.mesh.all_local and len(arrays) * self.mesh.size > MOST_COPIES:
             joined: jax.Array = _joined(arrays, self.mesh.mirrored)
             return joined

@@ -30,7 +30,7 @@ class ArrayStorage(Storage):
         return [on_one_device(leaf, self.device) for leaf in leaves]
 
     def vector_home(self, index: int, array: jax.Array) -> Hashable:
-        if not array.is_fully_addressable or len(array.devices()) > 1:
+        if self.is_abstract or not array.is_fully_addressable or len(array.devices()) > 1:
             return None
         (device,) = array.devices()
         return packed_storage.DeviceVectors(device, array.committed, stays=self.device is not None)

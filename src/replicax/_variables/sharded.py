@@ -10,10 +10,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from replicax._base import jax_internals
+from replicax._base import jax_internals, planning
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import Tree
 from replicax._collectives import in_flight, sharding
+from replicax._collectives.all_reduce import packing_for
 from replicax._tracing import frames
 from replicax._variables.distributed import OfReplicas
 from replicax._variables.mesh_storage import ShardedStorage
@@ -33,6 +34,8 @@ class ShardedVariable(OfReplicas):
         self = cls(0, **kwargs)  # which they replace
         self._types, self._treedef = types, tree
         self._storage = ShardedStorage(self.name, types, self._mesh, arrays, lent=False)
+        if planning.are_abstract():
+            self._storage = self._storage.abstract()
         return self
 
     def _new_storage(self, leaves: Leaves, lent: bool) -> ShardedStorage:
@@ -62,7 +65,8 @@ class ShardedVariable(OfReplicas):
         if self._is_local():
             leaves = self._get()
             cut = [i for i in range(len(leaves)) if self._storage.has_rows(i)]
-            wholes = sharding.gathered([sharding.Part(leaves[i], self._types[i].shape) for i in cut])
+            parts = [sharding.Part(leaves[i], self._types[i].shape) for i in cut]
+            wholes = sharding.gathered(parts, packing_for(self._mesh))
             return [dict(zip(cut, wholes)).get(i, leaf) for i, leaf in enumerate(leaves)]
         if frames.is_tracing():
             pairs = enumerate(frames.frame().read(self))

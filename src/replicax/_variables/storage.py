@@ -11,12 +11,12 @@ import contextlib
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._base import jax_internals, pickling
 from replicax._base.types import Tree
@@ -122,6 +122,7 @@ class Storage:
         lent: whether somebody else may hold the arrays, so that they must not be donated.
     """
 
+    is_abstract = False  # whether there are shapes in place of arrays, see `abstract`
     device: jax.Device | None = None  # the one that the arrays stay on, where the variable's strategy has one
     # Runs compiled programs with the variable, where its arrays are in other processes: it is called with the program,
     # the call's arguments and the elements of datasets, and returns the result.
@@ -143,6 +144,8 @@ class Storage:
 
     def read(self) -> Leaves:
         """Returns the leaves in global form, to compute with; raises `StepError` where they are lost."""
+        if self.is_abstract:
+            return self._kinds()
         if self.lost is not None:
             self.refuse_lost()
         own = self.own()
@@ -152,6 +155,8 @@ class Storage:
 
     def write(self, leaves: Leaves) -> None:
         """Replaces the leaves, in global form."""
+        if self.is_abstract:
+            return
         self._leave_shared()
         self._hold(self.placed(leaves))
         self.lent, self.lost = True, None
@@ -202,6 +207,14 @@ class Storage:
         """Returns whether a leaf has a row for each replica in global form."""
         return False
 
+    def cut_axis(self, index: int) -> int | None:
+        """Returns the axis along which each replica has a part of a leaf; None if the leaf is whole on each."""
+        return None
+
+    def device_layout(self, index: int) -> PartitionSpec | None:
+        """Returns how what a replica has of a leaf is split over the replica's devices; None if it is not."""
+        return None
+
     def placed(self, leaves: Leaves) -> Leaves:
         """Returns new leaves in global form as they are held here."""
         return list(leaves)
@@ -209,6 +222,23 @@ class Storage:
     def returned(self, leaves: Leaves) -> Leaves:
         """Returns leaves that a program returned as they are held here."""
         return self.placed(leaves)
+
+    def abstract(self) -> Self:
+        """Returns a storage that has shapes, dtypes and shardings in place of arrays, for programs that are planned."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__, slots=no_slots, lent=False, lost=None, _watchers=weakref.WeakSet())
+        other.is_abstract = True
+        other._hold(other._kinds())
+        return other
+
+    def _kinds(self) -> Leaves:
+        """Returns the shapes, dtypes and shardings of the leaves in global form, to be held in place of arrays."""
+        kinds = zip(self.leaf_types(False), self.shardings())
+        return [jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=each) for kind, each in kinds]  # type: ignore[misc]
+
+    def shardings(self) -> Sequence[NamedSharding | None]:
+        """Returns how the leaves lie on the devices of a mesh; None for those on one device."""
+        return [None] * len(self.types)
 
     # For compiled programs.
 

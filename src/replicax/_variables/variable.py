@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from replicax._base import array_text, devices, nest
+from replicax._base import array_text, devices, nest, planning
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.living import Living
 from replicax._base.specs import SINGLE_DTYPES, TensorShape
@@ -35,7 +35,7 @@ from replicax._tracing import active_tapes, context, frames, lost_values, step_f
 from replicax._values import Mirrored, PerReplica, ReplicaMesh
 from replicax._variables import creators, deferred_restore
 from replicax._variables.array_protocol import ArrayProtocol
-from replicax._variables.as_leaves import ARRAY, convert_leaf, initial_tree
+from replicax._variables.as_leaves import ARRAY, abstract_tree, convert_leaf, initial_tree
 from replicax._variables.mesh_storage import Converted
 from replicax._variables.scattering import Scattering
 from replicax._variables.storage import Leaves, Storage
@@ -159,9 +159,13 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
         self._trainable = (not on_read) if trainable is None else bool(trainable)
         self._name = "/".join([*creators.state.names, name or "Variable"])
         self._constraint, self._copies_may_differ = constraint, copies_may_differ
-        leaves, self._treedef, lent = initial_tree(initial_value, dtype)
-        self._types = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-        self._storage = self._new_storage(leaves, lent)
+        if planning.are_abstract():
+            self._types, self._treedef = abstract_tree(initial_value, dtype)
+            self._storage = self._new_storage([], False).abstract()
+        else:
+            leaves, self._treedef, lent = initial_tree(initial_value, dtype)
+            self._types = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+            self._storage = self._new_storage(leaves, lent)
         self._late = deferred_restore.is_late()
         living.add(self)
 

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from replicax import __version__
+from replicax._base import program_arguments
 from replicax._base.errors import JobError
 from replicax._job.channel import parse
+from replicax._plan import command
 from replicax.launch._environment import LaunchError, check_open_files
 from replicax.launch._launcher import TASK_RESTARTS, Launcher, Plan
 from replicax.launch._leader import offers
@@ -48,19 +50,8 @@ a task also finds REPLICAX_TASK_RESTART_COUNT (its own restarts) and, on one mac
 
 def parser(program: str) -> argparse.ArgumentParser:
     """Returns the parser of the options and of the program's own arguments."""
-    result = argparse.ArgumentParser(
-        program,
-        usage=f"{program} --workers N [options] [-m] PROGRAM [ARGUMENTS ...]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    result = program_arguments.parser(program, "--workers N [options]", _DESCRIPTION, _EPILOG)
     add = result.add_argument
-    add("program", metavar="PROGRAM", help="a Python file or, after -m, the name of a module")
-    own = add("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="the program's own")
-    own.required = False  # Python names it among the missing ones otherwise
-    add("-m", "--module", action="store_true", help="PROGRAM is a module, as in python -m")
     add("--workers", type=_positive, required=True, metavar="N", help="how many workers there are on all machines")
     add(
         "--devices-per-worker",
@@ -240,8 +231,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] == "launch":
         return launch(arguments[1:], "replicax launch")
+    if arguments and arguments[0] == "plan":
+        return command.main(arguments[1:], "replicax plan")
     top = argparse.ArgumentParser("replicax", description="The programming model of tf.distribute on JAX.")
     top.add_argument("--version", action="version", version=f"replicax {__version__}")
-    top.add_argument("command", choices=["launch"], help="start the workers of a job (replicax launch --help)")
+    text = "start the workers of a job (replicax launch --help), or plan a program's step (replicax plan --help)"
+    top.add_argument("command", choices=["launch", "plan"], help=text)
     top.parse_args(arguments or ["--help"])
     return 2

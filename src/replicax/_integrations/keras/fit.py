@@ -20,16 +20,17 @@ import jax.numpy as jnp
 from replicax._base import nest
 from replicax._base.errors import OutOfRangeError
 from replicax._base.foreign_state import Original, wrap
-from replicax._base.types import Tree
+from replicax._base.types import Leaf, Tree
 from replicax._data.calls import ends_data
 from replicax._engine import function
 from replicax._input.iterator import DistributedIterator
 from replicax._integrations.keras import scheduled
 from replicax._integrations.keras.loop_data import fitting, unpack
 from replicax._integrations.keras.losses import scale_loss, unscale_loss
+from replicax._integrations.keras.normalization import kept_without_rows, synchronizes
 from replicax._tracing import context
 from replicax._tracing.tape import GradientTape, UnconnectedGradients
-from replicax._values import DistributedValues, PerReplica
+from replicax._values import DistributedValues, PerReplica, counted_form, is_differing
 
 if TYPE_CHECKING:
     import keras
@@ -150,8 +151,23 @@ def _train_step(model: keras.Model, data: Tree) -> Tree:
     x, y, sample_weight = unpack(data)
     weights = model.trainable_variables
     if _rows(x) == 0:
-        _train_without_rows(model, weights)
+        _train_without_rows(model, weights, x)
         return model.get_metrics_result()
+    with _calling_none_without_rows(model, x):
+        return _train_on_rows(model, weights, x, y, sample_weight)
+
+
+def _calling_none_without_rows(model: keras.Model, x: Tree) -> contextlib.AbstractContextManager[None]:
+    """Returns a context after which a model is as if it had not been called, in a replica without rows.
+
+    It computes with the others there where the batch is padded. If all replicas meet in the model, each one calls it.
+    """
+    return kept_without_rows([] if synchronizes(model) else model.non_trainable_variables, _rows(x))
+
+
+def _train_on_rows(
+    model: keras.Model, weights: Sequence[keras.Variable], x: Tree, y: Tree, sample_weight: Tree
+) -> Tree:
     with GradientTape() as tape:
         y_pred = _called(model, x, training=True)
         loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
@@ -165,13 +181,17 @@ def _train_step(model: keras.Model, data: Tree) -> Tree:
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
-def _train_without_rows(model: keras.Model, weights: Sequence[keras.Variable]) -> None:
+def _train_without_rows(model: keras.Model, weights: Sequence[keras.Variable], x: Tree) -> None:
     """Applies the gradient of the regularization alone, on a replica that has no rows of the last batch.
 
-    The model is not called, since a mean over no rows is NaN.
+    The model is not called, since a mean over no rows is NaN; unless it has layers in which all replicas meet.
     """
     with GradientTape() as tape:
         losses = [model._aggregate_additional_loss(loss) for loss in model._get_regularization_losses()]
+        if synchronizes(model):
+            # The others' gradients of what all replicas computed go through here, so it must depend on the outputs.
+            outputs = jax.tree.leaves(_called(model, x, training=True))
+            losses += [0.0 * jnp.sum(output).astype(jnp.float32) for output in outputs]
         loss = model.optimizer.scale_loss(sum(losses, start=jnp.zeros(())))
     gradients = tape.gradient(loss, weights, unconnected_gradients=UnconnectedGradients.ZERO)
     if weights:
@@ -182,10 +202,11 @@ def _test_step(model: keras.Model, data: Tree) -> Tree:
     x, y, sample_weight = unpack(data)
     if _rows(x) == 0:
         return model.get_metrics_result()
-    y_pred = _called(model, x, training=False)
-    loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
-    _track(model, loss, x)
-    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+    with _calling_none_without_rows(model, x):
+        y_pred = _called(model, x, training=False)
+        loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
+        _track(model, loss, x)
+        return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
 def _predict_step(model: keras.Model, data: Tree) -> Tree:
@@ -304,12 +325,23 @@ def _with_outputs(model: keras.Model) -> Callable[..., Tree]:
     step = _step_of(model, "predict_step", _predict_step)
 
     def gathered(data: Tree) -> Tree:
-        return nest.map_structure(lambda x: strategy.gather(x, axis=0), strategy.run(step, args=(data,)))
+        return nest.map_structure(gathered_rows, strategy.run(step, args=(data,)))
+
+    def gathered_rows(x: Leaf) -> Leaf:
+        form = counted_form(x)
+        if form is not None and form.shapes() is None:  # which the program does not know
+            return x
+        return strategy.gather(x, axis=0)
 
     def joined(outputs: list[Tree]) -> Tree:
+        outputs = nest.map_structure(lambda x: gathered_rows(x) if _is_padded(x) else x, outputs)
         return outputs[0] if len(outputs) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *outputs)
 
     return _loop(model, gathered, joined, 2)
+
+
+def _is_padded(x: Leaf) -> bool:
+    return counted_form(x) is not None or is_differing(x)
 
 
 def _maker(

@@ -10,7 +10,6 @@ of the strategy that was current when it was made.
 | `BaseOptimizer.apply` | refused outside of replicas; may assign plain variables that live once |
 | `BaseOptimizer._clip_gradients` | gradients are summed over the replicas first, and then clipped |
 | `SeedGenerator.__init__`, `next` | each replica draws other numbers |
-| `BatchNormalization.call` | a replica without rows keeps its statistics |
 | `Layer.add_weight` | state that is not trained (BatchNorm's) is each replica's own, and read as the mean |
 | `BaseOptimizer.add_variable_from_reference` | so are an optimizer's accumulated gradients, but read as the sum |
 | the same | slots lie on the parameter servers of their variable |
@@ -37,6 +36,8 @@ from replicax._control_flow import cond_and_loops
 from replicax._integrations.keras.losses import replicas
 from replicax._tracing import context as _context
 from replicax._tracing import frames
+from replicax._tracing.context import StrategyLike
+from replicax._values import cut_axis
 from replicax._variables import central, creators
 from replicax._variables.distributed import SyncOnReadVariable
 from replicax._variables.variable import Variable
@@ -84,7 +85,6 @@ def join() -> None:
     foreign_state.wrap(keras.src.backend.jax.core, "cond", _cond)
     foreign_state.wrap(keras.random.SeedGenerator, "__init__", _new_seeds)
     foreign_state.wrap(keras.random.SeedGenerator, "next", _next_seed)
-    foreign_state.wrap(keras.layers.BatchNormalization, "call", _normalize)
 
 
 # Variables.
@@ -107,7 +107,9 @@ class _Value:
             return None
         if not self._in_symbolic_scope():  # a stateless one is also around the loops of recurrent layers
             return held.value()
-        with creators.outside():  # Keras looks at shapes and dtypes
+        if held._storage.is_abstract:
+            return jnp.zeros(held.shape, held.dtype)  # traced, as Keras looks at shapes and dtypes
+        with creators.outside():
             return held.value()
 
     def __set__(self, variable: keras.Variable, value: Tree) -> None:
@@ -142,6 +144,14 @@ def _parts(variable: keras.Variable) -> Sequence[Variable]:
     return parts
 
 
+def _is_cut(strategy: StrategyLike, value: jax.Array) -> bool:
+    """Returns whether each replica keeps a part of a variable of this value, which then is one for all of them."""
+    mesh, divided = strategy.extended._mesh, getattr(strategy.extended, "_divided", None)
+    if mesh is None or divided is None:
+        return False
+    return cut_axis(divided(value, mesh.layout_of(value, "a Keras variable"))) is not None
+
+
 def _new_variable(variable: keras.Variable, value: Tree) -> Variable:
     strategy = _context.get_strategy()
     own_state = _making.own is not None and variable.aggregation == "none" and jnp.issubdtype(value.dtype, jnp.floating)
@@ -166,7 +176,7 @@ def _new_variable(variable: keras.Variable, value: Tree) -> Variable:
             name=variable.path,
             synchronization=synchronization,
             aggregation=aggregation,
-            copies_may_differ=True,  # as with Keras on TensorFlow
+            copies_may_differ=not _is_cut(strategy, value),  # as with Keras on TensorFlow
         )
 
 
@@ -277,13 +287,6 @@ def _cond(cond: Original, pred: jax.Array | bool, true_fn: Callable[[], Tree], f
     if not frames.is_tracing():
         return cond(pred, true_fn, false_fn)
     return cond_and_loops.cond(pred, lambda: (true_fn(),), lambda: (false_fn(),), ("the result",))[0]
-
-
-def _normalize(
-    call: Original, layer: keras.Layer, inputs: jax.Array, training: bool | None = None, **kwargs: object
-) -> Tree:
-    # The mean of no rows is NaN, and would stay in the statistics.
-    return call(layer, inputs, training=training and inputs.size > 0, **kwargs)
 
 
 def _next_seed(draw: Original, generator: keras.random.SeedGenerator, *args: object, **kwargs: object) -> Tree:

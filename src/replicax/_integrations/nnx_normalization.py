@@ -1,0 +1,37 @@
+"""Normalization of Flax NNX in replicas: with an axis name, over the rows of all of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax._base.foreign_state import Original
+from replicax._base.types import Tree
+from replicax._integrations.moments import moments_of_all
+from replicax._tracing import context as _context
+from replicax._values import AXIS
+
+
+def statistics(compute: Original, x: jax.Array, axes: Any, *args: object, **kwargs: object) -> Tree:
+    """Returns mean and variance as NNX does, but over all replicas if `axis_name` is theirs.
+
+    NNX itself would take the mean of the replicas' means, and needs a name that JAX knows, as it does in compiled
+    replicas alone.
+    """
+    given = inspect.signature(compute).bind(x, axes, *args, **kwargs)
+    given.apply_defaults()
+    options = given.arguments
+    over_replicas = options["axis_name"] == AXIS and options["axis_index_groups"] is None
+    if not over_replicas or not _context.has_strategy() or _context.get_replica_context() is None:
+        return compute(x, axes, *args, **kwargs)
+    dtype = jnp.result_type(x) if options["dtype"] is None else options["dtype"]
+    wide = jnp.asarray(x, jnp.promote_types(dtype, jnp.float32))
+    along = [axis % x.ndim for axis in (axes if isinstance(axes, Iterable) else [axes])]
+    if options["use_mean"]:
+        return moments_of_all(wide, along, options["mask"], squares_at_once=options["use_fast_variance"])
+    squares, _ = moments_of_all(jnp.square(jnp.abs(wide)), along, options["mask"], squares_at_once=True)
+    return jnp.zeros_like(squares), squares

@@ -1,0 +1,79 @@
+"""The command `replicax plan`. It needs no JAX itself."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from replicax._base import program_arguments
+from replicax._base.planning import PlanError
+from replicax._plan import chips, environment, program
+
+_DESCRIPTION = """\
+Run a program up to its training step, without values, and compile the step for devices that are not there: what memory
+it needs on each, what it communicates, and how long it takes at least. See docs/planning.md.
+"""
+
+_EPILOG = """\
+examples:
+  replicax plan --install
+  replicax plan --topology v5e:2x4 train.py
+  replicax plan --topology v5e:2x4 --topology v5e:16x16 --step train_step train.py --batch-size 1024
+  replicax plan --topology 8 -m project.train
+
+The strategy of the program has as many replicas as the first topology has devices, whichever devices the program names.
+Plans for TPUs need their compiler, which --install installs once, apart from this environment.
+"""
+
+
+def parser(name: str) -> argparse.ArgumentParser:
+    """Returns the parser of the options and of the program's own arguments."""
+    result = program_arguments.parser(name, "--topology TOPOLOGY [options]", _DESCRIPTION, _EPILOG)
+    add = result.add_argument
+    text = "such as v5e:2x4 or v5p:4x4x8, or a number of virtual CPU devices; may be given several times"
+    add("--topology", type=_topology, action="append", required=True, metavar="TOPOLOGY", help=text)
+    text = "the function that is the step (default: the first compiled function that assigns variables)"
+    add("--step", metavar="NAME", help=text)
+    text = "install the compiler for TPUs in an environment of its own, in the user's cache"
+    add("--install", action=_Install, nargs=0, help=text)
+    add("--picture", metavar="FILE", help="draw the plan to this file (it takes matplotlib)")
+    return result
+
+
+def _topology(text: str) -> chips.Topology:
+    try:
+        return chips.parse(text)
+    except PlanError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+class _Install(argparse.Action):
+    """Installs the compiler and ends the command, which needs no program for it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        try:
+            environment.install()
+        except PlanError as error:
+            parser.exit(1, f"{parser.prog}: {error}\n")
+        parser.exit(0)
+
+
+def main(arguments: Sequence[str], name: str) -> int:
+    """Runs the command, and returns its exit status."""
+    given = parser(name).parse_args(arguments)
+    first: chips.Topology = given.topology[0]
+    options = program.Options([each.name for each in given.topology], given.step, given.picture, given.module)
+    devices = f"{first.platform.upper()}:{min(first.size, program.MOST_DEVICES)}"
+    variables = {**os.environ, "JAX_PLATFORMS": "cpu", "REPLICAX_VIRTUAL_DEVICES": devices}
+    for cluster in ("TF_CONFIG", "REPLICAX_HINT_SHORT_STEPS"):
+        variables.pop(cluster, None)
+    command = [sys.executable, "-m", "replicax._plan.program", json.dumps(dataclasses.asdict(options)), given.program]
+    try:
+        return subprocess.run([*command, *given.arguments], env=variables, check=False).returncode
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,115 @@
+"""Compiles an exported program and measures it: a program of its own, which needs JAX alone.
+
+    python compiler.py REQUEST.json
+
+It runs in a process of its own, for TPUs by the Python of an environment that has libtpu (see `apart`). So it imports
+nothing of replicax.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# What libtpu asks the machine for, which has no TPU. It is loaded for its compiler alone.
+_WITHOUT_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TPU_STDERR_LOG_LEVEL": "3",
+}
+_SIZES = {
+    "arguments": "argument_size_in_bytes",
+    "outputs": "output_size_in_bytes",
+    "aliased": "alias_size_in_bytes",
+    "temporaries": "temp_size_in_bytes",
+    "code": "generated_code_size_in_bytes",
+}
+
+
+def measured(compiled: Any, seconds: float) -> dict[str, Any]:
+    """Returns what a compiled program says of itself, as JSON can hold it."""
+    memory, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
+    return {
+        "memory": {name: int(getattr(memory, attribute)) for name, attribute in _SIZES.items()},
+        "flops": float(costs.get("flops", 0.0)),
+        "bytes": float(costs.get("bytes accessed", 0.0)),
+        "seconds": seconds,
+        "text": compiled.as_text(),
+    }
+
+
+def compile_request(request: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns the measurements of a request's program; where XLA refuses it, its error.
+
+    The request names the file of the exported program, the topology, the axes of the mesh, each argument's dimensions
+    as the mesh splits them, and how many of the first arguments are donated.
+    """
+    import jax
+    import numpy as np
+    from jax import export
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    if request["platform"] == "tpu":
+        from jax.experimental import topologies
+
+        name, options = request["topology"], {}
+        sides = [int(side) for side in name.partition(":")[2].split("x")]
+        if any(side % 2 for side in sides[:2]):  # else hosts have 2x2 chips
+            options["chips_per_host_bounds"] = [2 - side % 2 for side in (*sides[:2], 1)]
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
+    else:
+        devices = jax.devices()
+    exported = export.deserialize(bytearray((folder / request["program"]).read_bytes()))
+    sizes = tuple(request["axes"].values())
+    mesh = Mesh(np.array(devices[: math.prod(sizes)]).reshape(sizes), tuple(request["axes"]))
+    arguments = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=NamedSharding(mesh, PartitionSpec(*_spec(each))))
+        for aval, each in zip(exported.in_avals, request["specs"], strict=True)
+    ]
+
+    def step(*flat: Any) -> Any:
+        args, kwargs = jax.tree.unflatten(exported.in_tree, flat)
+        return exported.call(*args, **kwargs)
+
+    lowered = jax.jit(step, donate_argnums=tuple(range(request["donated"]))).lower(*arguments)
+    began = time.perf_counter()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        return {"error": str(error), "seconds": time.perf_counter() - began}
+    return measured(compiled, time.perf_counter() - began)
+
+
+def _spec(dimensions: list[Any]) -> list[Any]:
+    return [tuple(each) if isinstance(each, list) else each for each in dimensions]
+
+
+def main(path: str) -> None:
+    """Compiles the request in this file, and writes its measurements beside it."""
+    file = Path(path)
+    request = json.loads(file.read_text())
+    needed = ["jax", "flatbuffers", *(["libtpu"] if request["platform"] == "tpu" else [])]
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+        file.with_suffix(".result").write_text(json.dumps({"missing": missing}))
+        return
+    os.environ.update({**_WITHOUT_TPU, "JAX_PLATFORMS": "cpu"})
+    import jax
+
+    if request["platform"] == "cpu":
+        jax.config.update("jax_num_cpu_devices", math.prod(request["axes"].values()))
+    result = compile_request(request, file.parent)
+    result["jax"] = jax.__version__
+    file.with_suffix(".result").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

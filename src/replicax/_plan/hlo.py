@@ -1,0 +1,179 @@
+"""Reads the text of a compiled program: its collectives, their bytes, and whether they overlap with computation."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from replicax._plan.hlo_module import Instruction, Module, called_by, rounds_of
+
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+_COMPUTES = {"fusion", "dot", "convolution", "reduce", "reduce-window", "scatter", "gather", "sort", "while", "call"}
+_BITS = {"pred": 8, "token": 0, "opaque": 0}
+_ELEMENT = re.compile(r"([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of a program, as often as it runs in a step.
+
+    Attributes:
+        kind: such as "all-reduce".
+        bytes: of all that it works on, on one device: what goes into an all-reduce, what comes out of an all-gather.
+        devices: the number of devices in each group.
+        overlaps: whether other operations run between its start and its end.
+        times: how often it runs in a step, as far as the program's loops say how often they run.
+        source: the operation of the user's program that it belongs to, empty where the compiler does not say.
+    """
+
+    kind: str
+    bytes: int
+    devices: int
+    overlaps: bool
+    times: int = 1
+    source: str = ""
+
+    @property
+    def sent(self) -> float:
+        """The bytes that a device sends, where they go round in a ring."""
+        share = (self.devices - 1) / self.devices
+        return self.bytes * self.times * {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
+
+
+def collectives(text: str, devices: int) -> list[Collective]:
+    """Returns the collectives of a compiled program, in the order in which they start.
+
+    Args:
+        text: the program, as `compiled.as_text()` gives it.
+        devices: how many devices it runs on.
+    """
+    module = Module(text)
+    return list(_of_computation(module, module.entry, devices, 1))
+
+
+def _of_computation(module: Module, name: str, devices: int, times: int) -> Iterator[Collective]:
+    instructions = module.computations.get(name, [])
+    for place, one in enumerate(instructions):
+        kind = one.opcode.removesuffix("-start")
+        if kind in KINDS:
+            end = place if kind == one.opcode else _place_of_done(instructions, place)
+            overlaps = _computes(instructions[place + 1 : end])
+            yield _collective(one, kind, _bytes(instructions[end].shape), devices, overlaps, times)
+        elif one.opcode in ("fusion", "async-start"):
+            yield from _of_called(module, instructions, place, devices, times)
+        elif one.opcode == "while":
+            rounds = rounds_of(module, instructions, one)
+            for called in called_by(one):
+                yield from _of_computation(module, called, devices, times * rounds)
+        elif one.opcode in ("call", "conditional"):
+            for called in called_by(one):
+                yield from _of_computation(module, called, devices, times)
+
+
+def _of_called(
+    module: Module, instructions: list[Instruction], place: int, devices: int, times: int
+) -> Iterator[Collective]:
+    """Yields the collectives in the computation that a fusion, or an asynchronous call, consists of.
+
+    XLA for TPUs spreads a collective over several fusions, which compute other things beside it: a first one starts it,
+    a last one ends it. They belong to one chain.
+    """
+    one = instructions[place]
+    inside = module.computations.get(one.attribute("calls") or "", [])
+    own = [x for x in inside if x.opcode.removesuffix("-start") in KINDS]
+    if not own:
+        return
+    targets = {x.attribute("custom_call_target") or _target(x) for x in inside if x.opcode == "custom-call"}
+    overlaps = False
+    if one.opcode == "async-start":
+        overlaps = _computes(instructions[place + 1 : _place_of_done(instructions, place)])
+    elif "AsyncCollectiveStart" in targets:
+        overlaps = _computes(instructions[place + 1 : _end_of_chain(module, instructions, place)])
+    elif _chain(own[0]) is not None:  # a later part of one that has been counted
+        return
+    for x in own:
+        kind = x.opcode.removesuffix("-start")
+        yield _collective(x, kind, _bytes(x.shape), devices, overlaps, times)
+
+
+def _target(instruction: Instruction) -> str:
+    found = re.search(r'custom_call_target="([^"]*)"', instruction.text)
+    return found[1] if found else ""
+
+
+def _chain(instruction: Instruction) -> str | None:
+    found = re.search(r'chain_id="(\d+)"', instruction.text)
+    return found[1] if found else None
+
+
+def _end_of_chain(module: Module, instructions: list[Instruction], place: int) -> int:
+    """Returns the place of the fusion that ends the chain which one at this place starts."""
+    for later in range(place + 1, len(instructions)):
+        inside = module.computations.get(instructions[later].attribute("calls") or "", [])
+        if any(_target(x) == "AsyncCollectiveDone" for x in inside) and _follows(instructions, place, later):
+            return later
+    return place + 1
+
+
+def _follows(instructions: list[Instruction], place: int, later: int) -> bool:
+    """Returns whether the later instruction depends on the earlier one."""
+    known = {instructions[place].name}
+    for one in instructions[place + 1 : later + 1]:
+        if known.intersection(one.operands):
+            known.add(one.name)
+    return instructions[later].name in known
+
+
+def _place_of_done(instructions: list[Instruction], place: int) -> int:
+    """Returns the place of the instruction that ends what one at this place starts."""
+    name = instructions[place].name
+    for later in range(place + 1, len(instructions)):
+        one = instructions[later]
+        if one.opcode.endswith("-done") and name in one.operands:
+            return later
+        if one.opcode == "async-update" and name in one.operands:
+            name = one.name
+    return place
+
+
+def _computes(between: list[Instruction]) -> bool:
+    return any(one.opcode in _COMPUTES for one in between)
+
+
+def _collective(one: Instruction, kind: str, size: int, devices: int, overlaps: bool, times: int) -> Collective:
+    group = _group_size(one.text, devices)
+    source = re.search(r'op_name="([^"]*)"', one.text)
+    whole = size * group if kind == "reduce-scatter" else size
+    return Collective(kind, whole, group, overlaps, times, source[1] if source else "")
+
+
+def _group_size(text: str, devices: int) -> int:
+    """Returns the number of devices in a group, as one of the three ways to write groups says."""
+    if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", text):
+        return listed[1].count(",") + 1
+    if tiled := re.search(r"replica_groups=\[\d+,(\d+)\]", text):
+        return int(tiled[1])
+    if named := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", text):
+        sizes = dict(re.findall(r"'([^']+)'=(\d+)", named[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'([^']+)'", named[2]) if axis in sizes)
+    return devices
+
+
+def _bytes(shape: str) -> int:
+    """Returns the size of an array, or of all arrays of a tuple, without what a layout adds."""
+    total = 0
+    for dtype, dimensions in _ELEMENT.findall(re.sub(r"\{[^{}]*\}", "", shape)):
+        digits = re.search(r"\d+", dtype)
+        bits = _BITS.get(dtype, int(digits[0]) if digits else 0)
+        total += -(-bits * math.prod(int(n) for n in dimensions.split(",") if n) // 8)
+    return total

@@ -1,0 +1,291 @@
+"""Lowers a step for devices that are not there: traced again, with a mesh that stands for them.
+
+The step is traced first as it is, which runs nothing: so it is known which strategy's replicas it runs, and which
+elements of datasets it takes. Then the strategy's mesh stands for the planned devices, the variables have shapes in
+place of arrays, and what is traced is exported. No device takes part, and no value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax import export
+from jax.sharding import NamedSharding
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from replicax._base import nest
+from replicax._base.planning import PlanError
+from replicax._base.specs import PerReplicaSpec, TensorSpec
+from replicax._base.types import Leaf, Tree
+from replicax._collectives.sharding import cut_axis
+from replicax._engine.function import Function
+from replicax._engine.program import Program
+from replicax._engine.program_inputs import meshes_of
+from replicax._engine.signature import CallSignature
+from replicax._engine.trace_function import Tracing
+from replicax._input.distributed_dataset import DistributedDataset
+from replicax._plan.chips import Topology
+from replicax._plan.report import Inputs
+from replicax._tracing import context, frames
+from replicax._tracing.dataset_reads import DatasetRead, array_of
+from replicax._values import Mirrored, PerReplica, ReplicaMesh, is_array, mesh_of, of_array, padded_form
+from replicax._variables import variable as variables
+from replicax._variables.central import HomeStorage
+from replicax._variables.variable import Variable
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A step, exported for planned devices.
+
+    Attributes:
+        program: the exported program, serialized.
+        axes: the names and sizes of the mesh's axes.
+        specs: for each argument, how its dimensions are split over the axes.
+        donated: how many of the first arguments are donated.
+        replicas: the number of replicas.
+        inputs: the bytes of what goes in.
+    """
+
+    program: bytes
+    axes: dict[str, int]
+    specs: list[list[object]]
+    donated: int
+    replicas: int
+    inputs: Inputs
+
+
+class Step:
+    """A step of the user's, traced as it is, to be lowered for any topology.
+
+    Args:
+        function: the compiled function.
+        args, kwargs: what a call takes: values as a step gets them, or specs of them.
+
+    Attributes:
+        name: the function's.
+        assigns: whether it assigns variables.
+        results: the specs of what it returns.
+        mesh: that of its replicas; None where it runs under no strategy that has one.
+
+    Raises:
+        PlanError: the step cannot be compiled as a whole, or runs under a strategy that cannot be planned for.
+    """
+
+    def __init__(self, function: Function, args: tuple[Tree, ...], kwargs: dict[str, Tree] | None = None):
+        self._function, self.name = function, function._name
+        self._args = tuple(nest.map_structure(_with_values, each) for each in (args, kwargs or {}))
+        program = function._traced(*self._args)
+        if program is None:
+            raise PlanError(
+                f"{self.name} cannot be planned: it has no program of its own for these arguments. It loops over a "
+                "distributed dataset, or takes values that no program can take; plan the function that takes one "
+                "batch."
+            )
+        self._reads, self.assigns, self.results = program.reads, program.assigns, program.result_specs()
+        call = CallSignature(*self._args)
+        meshes = {id(mesh): mesh for mesh in meshes_of(program.level, call, program.reads)}
+        if len(meshes) > 1:
+            raise PlanError(f"{self.name} cannot be planned: it runs replicas of {len(meshes)} strategies.")
+        self.mesh = next(iter(meshes.values()), None)
+        unknown = [v for v in program.level.variables.values() if isinstance(v._storage, HomeStorage)]
+        if unknown or program._runner is not None or (self.mesh is not None and not self.mesh.all_local):
+            raise PlanError(
+                f"{self.name} cannot be planned: it needs a strategy whose variables lie with the replicas of this "
+                "process, such as MirroredStrategy; not parameter servers, CentralStorageStrategy or several "
+                "processes. A step of several processes is planned in one: its strategy has all the replicas there."
+            )
+
+    def lowered(self, topology: Topology) -> Lowered:
+        """Returns it lowered for these devices.
+
+        Raises:
+            PlanError: the devices cannot be divided among the replicas.
+        """
+        if self.mesh is None:
+            with frames.lock, _abstract_variables():
+                return self._exported(topology)
+        if topology.size % self.mesh.logical_size:
+            raise PlanError(
+                f"{topology.name} has {topology.size} devices, which are no whole number of replicas of "
+                f"{self.mesh.logical_size} devices each."
+            )
+        was_alone = self.mesh.size == 1
+        with frames.lock, self.mesh.standing_for(topology.platform, topology.size), _abstract_variables():
+            return self._exported(topology, was_alone)
+
+    def _exported(self, topology: Topology, was_alone: bool = False) -> Lowered:
+        def planned(leaf: Leaf) -> Leaf:
+            return _planned(leaf, self.mesh, was_alone)
+
+        call = CallSignature(*(nest.map_structure(planned, each) for each in self._args))
+        elements = [nest.map_structure(planned, read.element) for read in self._reads]
+        queue = [
+            (DatasetRead(iterator, call.iterators, element), element)
+            for read, element in zip(self._reads, elements)
+            if (iterator := read.source(call.iterators)) is not None
+        ]
+        tracing = _Planning(call, queue, lambda: False)
+        with self._function._code.entered():
+            jaxpr = tracing.run(self._function._code)
+        program = Program(self.name, tracing.level, jaxpr, call, tracing.reads, tracing.results)
+        groups = program.arguments(call)
+        tracing.close()
+        exported = export.export(program.compiled, platforms=[topology.platform])(*groups)
+        flat = [leaf for group in groups for leaf in group]
+        mesh = self.mesh
+        replicas = 1 if mesh is None else mesh.size
+        return Lowered(
+            bytes(exported.serialize()),
+            {"replica": 1} if mesh is None else dict(zip(mesh.mesh.axis_names, mesh.mesh.axis_sizes)),
+            [_spec_of(leaf) for leaf in flat],
+            0 if program._keeps else len(groups[0]) + len(groups[1]),
+            replicas,
+            _inputs(program, [*groups[4], *groups[5]], replicas),
+        )
+
+
+class _Planning(Tracing):
+    """A trace that takes only the elements that it is given, and gives none back."""
+
+    def _give_back(self) -> None:
+        self._queue.clear()
+
+
+@contextlib.contextmanager
+def _abstract_variables() -> Iterator[None]:
+    """Returns a context in which all variables have shapes in place of arrays."""
+    before = [(each, each._storage) for each, _ in variables.living if "_storage" in vars(each)]
+    try:
+        for each, storage in before:
+            if not isinstance(storage, HomeStorage):
+                each._storage = storage.abstract()
+        yield
+    finally:
+        for each, storage in before:
+            each._storage = storage
+
+
+def _with_values(leaf: Leaf) -> Leaf:
+    """Returns what a step takes for an argument of a plan: specs become values without contents."""
+    if isinstance(leaf, DistributedDataset):
+        raise PlanError(
+            "A distributed dataset in a tuple would be an argument of the step. Pass the dataset itself, for its first "
+            "element, or an iterator."
+        )
+    specs = leaf.value_specs if isinstance(leaf, PerReplicaSpec) else (leaf,)
+    if any(isinstance(spec, TensorSpec) and not spec.shape.is_fully_defined() for spec in specs):
+        raise PlanError(f"The spec {leaf!r} leaves a size open. Pass a batch in its place, such as next(iter(data)).")
+    if isinstance(leaf, PerReplicaSpec):
+        mesh = _mesh_of_specs()
+        shapes = [tuple(spec.shape) for spec in leaf.value_specs]
+        shape = tuple(map(max, zip(*shapes))) if shapes[0] else ()
+        kind = jax.ShapeDtypeStruct((mesh.size, *shape), leaf.value_specs[0].dtype)
+        return of_array(PerReplica, kind, mesh)
+    if isinstance(leaf, PerReplica) and mesh_of(leaf) is not None and (padded := padded_form(leaf)) is not None:
+        return of_array(PerReplica, padded.array, mesh_of(leaf))  # as if all replicas' parts were the largest
+    if isinstance(leaf, (TensorSpec, jax.ShapeDtypeStruct)):
+        shape = tuple(int(n or 0) for n in leaf.shape)
+        return np.broadcast_to(np.zeros((), leaf.dtype), shape)
+    return leaf
+
+
+def _mesh_of_specs() -> ReplicaMesh:
+    """Returns the mesh of the current strategy or, outside of any scope, of the only one that has variables."""
+    found = {id(each._mesh): each._mesh for each, _ in variables.living if each._mesh is not None}
+    if context.has_strategy():
+        current = getattr(context.get_strategy().extended, "_mesh", None)
+        found = {} if current is None else {id(current): current}
+    if len(found) != 1:
+        raise PlanError(
+            f"Specs of replicas' values do not say of which strategy, and there are variables of {len(found)}. Call "
+            "`plan` in the strategy's scope, or pass a batch of a distributed dataset."
+        )
+    return next(iter(found.values()))
+
+
+def _planned(leaf: Leaf, mesh: ReplicaMesh | None, was_alone: bool) -> Leaf:
+    """Returns an argument for the planned mesh: each replica's part is as large as the largest one was."""
+    if mesh is None:
+        return leaf
+    of_mesh = isinstance(leaf, (PerReplica, Mirrored)) and mesh_of(leaf) is mesh
+    if not of_mesh and not (was_alone and mesh.size > 1 and is_array(leaf) and leaf.ndim):
+        return leaf
+    array = array_of(leaf)
+    if array is None:
+        raise PlanError(f"A value of replicas has components that no program can take: {leaf!r}.")
+    if isinstance(leaf, Mirrored):
+        kind = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=mesh.mirrored)
+        return of_array(Mirrored, kind, mesh)
+    shape = array.shape[1:] if of_mesh else array.shape
+    stacked = jax.ShapeDtypeStruct((mesh.size, *shape), array.dtype, sharding=mesh.stacked)
+    return of_array(PerReplica, stacked, mesh)
+
+
+def _spec_of(leaf: Leaf) -> list[object]:
+    sharding = getattr(leaf, "sharding", None)
+    return list(sharding.spec) if isinstance(sharding, NamedSharding) else []
+
+
+class _Whole(NamedTuple):
+    """An array of which every replica has all, but could have a part."""
+
+    name: str
+    shape: tuple[int, ...]
+    size: int
+    trainable: bool
+
+
+def _inputs(program: Program, batch: Sequence[Leaf], replicas: int) -> Inputs:
+    """Returns the bytes that the inputs take on each device."""
+    sizes, wholes = {True: 0, False: 0}, list[_Whole]()
+    for variable in program.level.variables.values():
+        assert isinstance(variable, Variable)
+        storage, names = variable._storage, _names_of(variable)
+        for kind, sharding, name in zip(storage.leaf_types(False), storage.shardings(), names):
+            size = _bytes_on_device(kind, sharding)
+            sizes[variable.trainable] += size
+            whole = sharding is not None and sharding.is_fully_replicated
+            if whole and cut_axis(kind, replicas) is not None:
+                wholes.append(_Whole(name, tuple(kind.shape), size, variable.trainable))
+    given = sum(_bytes_on_device(leaf, getattr(leaf, "sharding", None)) for leaf in batch)
+    return Inputs(sizes[True], sizes[False], given, _with_state(wholes))
+
+
+def _with_state(wholes: Sequence[_Whole]) -> dict[str, int]:
+    """Returns the bytes of each array by its name, those of variables with their optimizer's state.
+
+    A state is known by its shape: where it has the same number of arrays for each variable of a shape, they belong to
+    the variables. Other arrays are for themselves.
+    """
+    found: dict[str, int] = {}
+    for shape in dict.fromkeys(whole.shape for whole in wholes):
+        variables = [whole for whole in wholes if whole.shape == shape and whole.trainable]
+        others = [whole for whole in wholes if whole.shape == shape and not whole.trainable]
+        shared = bool(others) and bool(variables) and len(others) % len(variables) == 0
+        text = f" with {len(others) // len(variables)} of its optimizer" if shared else ""
+        state = sum(other.size for other in others) // len(variables) if shared else 0
+        for whole in variables if shared else [*variables, *others]:
+            alike = sum(name.startswith(whole.name) for name in found)
+            found[f"{whole.name} ({alike + 1}){text}" if alike else whole.name + text] = whole.size + state
+    return found
+
+
+def _names_of(variable: Variable) -> list[str]:
+    """Returns the names of a variable's arrays: its own, with the path in its pytree, dtype and shape."""
+    name = variable.name.removesuffix(":0")
+    paths = tree_flatten_with_path(variable._treedef.unflatten(variable._types))[0]
+    return [f"{name}{keystr(path)} {kind.dtype}{list(kind.shape)}" for path, kind in paths]
+
+
+def _bytes_on_device(kind: Leaf, sharding: object) -> int:
+    shape = kind.shape
+    if isinstance(sharding, NamedSharding):
+        shape = sharding.shard_shape(tuple(shape))
+    itemsize = 4 if jax.dtypes.issubdtype(kind.dtype, jax.dtypes.extended) else np.dtype(kind.dtype).itemsize
+    return int(np.prod(shape, dtype=np.int64)) * itemsize

@@ -1,0 +1,50 @@
+"""`Plan`: the plans of a step for several topologies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from replicax._plan import table
+from replicax._plan.report import TopologyPlan
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plans of one step for several topologies; `plan["v5e:2x4"]` is one of them. Printed, it is a table.
+
+    Attributes:
+        step: the function's name.
+        topologies: a plan for each of them.
+    """
+
+    step: str
+    topologies: tuple[TopologyPlan, ...]
+
+    def __getitem__(self, topology: str | int) -> TopologyPlan:
+        names = str(topology), f"cpu:{topology}"
+        found = [plan for plan in self.topologies if plan.topology in names]
+        if not found:
+            known = ", ".join(plan.topology for plan in self.topologies)
+            raise KeyError(f"The plan is for {known}, not for {topology!r}.")
+        return found[0]
+
+    def __str__(self) -> str:
+        return table.text(self.step, self.topologies)
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """Draws the memory of a device and the bounds of a step's time, for each topology; it takes matplotlib.
+
+        Args:
+            path: the file, whose ending says in which format.
+        """
+        from replicax._plan import picture
+
+        picture.draw(path, self.step, self.topologies)
+
+    def __iter__(self) -> Iterator[TopologyPlan]:
+        return iter(self.topologies)
+
+    def __len__(self) -> int:
+        return len(self.topologies)

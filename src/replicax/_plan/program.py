@@ -1,0 +1,72 @@
+"""Runs a program up to its training step, and plans that: what `replicax plan` starts.
+
+    python -m replicax._plan.program OPTIONS PROGRAM ARGUMENTS...
+
+The process has as many virtual devices as the first topology, and its variables have no values. The first call of a
+compiled function that assigns variables, or of the one that is named, is the step. Compiled functions that are called
+before it return zeros.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import runpy
+import sys
+from dataclasses import dataclass
+
+from replicax._base import planning
+
+MOST_DEVICES = 256  # that a program sees; XLA has no more threads for the parts of programs of CPU devices
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a program is planned for.
+
+    Attributes:
+        topologies: their names.
+        step: the name of the function that is the step, None for the first that assigns variables.
+        picture: the file to draw to, None for none.
+        module: whether the program is a module.
+    """
+
+    topologies: list[str]
+    step: str | None
+    picture: str | None
+    module: bool
+
+
+def run(options: Options, program: str, arguments: list[str]) -> None:
+    """Runs the program until its step is planned; raises `SystemExit` then, or where it ends without one."""
+    _check_program(options, program)
+    planning.takes_all_devices = True
+    sys.argv = [program, *arguments]
+    from replicax._plan import interception  # and JAX, which has its devices now
+
+    try:
+        planner = interception.Planner(options.topologies, options.step, options.picture)
+        with planning.abstract_variables(), planner.in_calls():
+            if options.module:
+                sys.path.insert(0, os.getcwd())
+                runpy.run_module(program, run_name="__main__", alter_sys=True)
+            else:
+                sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
+                runpy.run_path(program, run_name="__main__")
+    except planning.PlanError as error:
+        sys.exit(f"replicax plan: {error}")
+    sys.exit(f"replicax plan: {planner.advice()}")
+
+
+def _check_program(options: Options, program: str) -> None:
+    """Raises `SystemExit` if there is no such file or module."""
+    if not options.module and not os.path.exists(program):
+        sys.exit(f"replicax plan: There is no file {program} in {os.getcwd()}. For a module write -m {program}.")
+    package = program.partition(".")[0]  # alone: to look further would run it
+    if options.module and importlib.util.find_spec(package) is None:
+        sys.exit(f"replicax plan: There is no module {program}: no {package!r} in {os.getcwd()} or in this Python.")
+
+
+if __name__ == "__main__":
+    run(Options(**json.loads(sys.argv[1])), sys.argv[2], sys.argv[3:])

@@ -1,0 +1,185 @@
+"""What the compiler says that a step needs and does on one topology."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from replicax._plan import hlo, operations
+from replicax._plan.chips import Topology
+from replicax._plan.hlo import Collective
+
+# XLA's words, of all that a program needs, and of its temporaries alone.
+_OUT_OF_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", re.I)
+_TEMPORARIES = re.compile(r"HLO temporaries \(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)", re.I)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The bytes that a step needs on each device.
+
+    The first three are the arrays' own; what else there is, is the compiler's. It pads arrays, so that its `arguments`
+    may be more than the three together.
+
+    Attributes:
+        variables: of trainable variables.
+        state: of the other variables: the optimizer's, statistics, counters.
+        batch: of the step's other inputs.
+        arguments: of all inputs, as the compiler lays them out.
+        outputs: of results that do not replace an input.
+        temporaries: of what lives during the step.
+        code: of the program.
+    """
+
+    variables: int
+    state: int
+    batch: int
+    arguments: int
+    outputs: int
+    temporaries: int
+    code: int
+
+    @property
+    def padding(self) -> int:
+        """The bytes that the compiler adds to the inputs, less those of inputs that the step does not use."""
+        return self.arguments - self.variables - self.state - self.batch
+
+    @property
+    def total(self) -> int:
+        """The bytes of all."""
+        return self.arguments + self.outputs + self.temporaries + self.code
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The bytes of a step's inputs on a device, and those of its arrays of which every replica has a copy.
+
+    Attributes:
+        variables, state, batch: as of `Memory`.
+        copies: by the names of variables' arrays, the bytes of those that are not sharded and can be, each with its
+            optimizer's state.
+    """
+
+    variables: int = 0
+    state: int = 0
+    batch: int = 0
+    copies: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TopologyPlan:
+    """What a step needs and does on one topology.
+
+    Attributes:
+        topology: the name.
+        replicas: the number of replicas.
+        memory: of each device; None where the compiler found that the step does not fit, and gave up.
+        needed: the bytes that a device would need.
+        available: the bytes that it has, None for the host's memory.
+        collectives: every collective of a step.
+        flops: the operations of a step on one device, by XLA's count, and those of matrix products and convolutions
+            in further rounds of loops.
+        bytes_moved: the bytes that they read and write, by XLA's count, which takes the body of a loop once.
+        compile_seconds: what compiling took here.
+        savings: the three arrays that would save most if they were sharded, with their optimizer's state: names, and
+            bytes saved on each device.
+        error: why the compiler refused the step, None where it did not.
+    """
+
+    topology: str
+    replicas: int
+    memory: Memory | None
+    needed: float
+    available: float | None
+    collectives: tuple[Collective, ...]
+    flops: float
+    bytes_moved: float
+    compile_seconds: float
+    savings: tuple[tuple[str, int], ...]
+    error: str | None = None
+    bounds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a device has the memory that the step needs."""
+        return self.error is None and (self.available is None or self.needed <= self.available)
+
+    @property
+    def bound(self) -> tuple[str, float] | None:
+        """What limits a step most ("computation", "memory" or "communication") and the seconds that it takes at least.
+
+        Nothing of CPU devices, of which there are no figures.
+        """
+        if not self.bounds:
+            return None
+        name = max(self.bounds, key=lambda each: self.bounds[each])
+        return name, self.bounds[name]
+
+
+def report(topology: Topology, replicas: int, inputs: Inputs, measured: Mapping[str, Any]) -> TopologyPlan:
+    """Returns the plan for one topology.
+
+    Args:
+        topology: what was compiled for.
+        replicas: the number of replicas.
+        inputs: the bytes of what goes into the step.
+        measured: what `compiler.measured` says, or an error.
+    """
+    available = topology.memory
+    savings = _savings(inputs.copies, replicas)
+    known = {"variables": inputs.variables, "state": inputs.state, "batch": inputs.batch}
+    if "error" in measured:
+        needed, limit = _out_of_memory(measured["error"], sum(known.values()))
+        return TopologyPlan(
+            topology.name, replicas, None, needed, limit or available, (), 0.0, 0.0,
+            measured["seconds"], savings, measured["error"],
+        )  # fmt: skip
+    sizes = measured["memory"]
+    memory = Memory(
+        **known,
+        arguments=sizes["arguments"],
+        outputs=sizes["outputs"] - sizes["aliased"],
+        temporaries=sizes["temporaries"],
+        code=sizes["code"],
+    )
+    found = tuple(hlo.collectives(measured["text"], topology.size))
+    flops = measured["flops"] + operations.of_further_rounds(measured["text"])
+    return TopologyPlan(
+        topology.name, replicas, memory, memory.total, available, found, flops, measured["bytes"],
+        measured["seconds"], savings, None, _bounds(topology, found, flops, measured["bytes"]),
+    )  # fmt: skip
+
+
+def _bounds(topology: Topology, collectives: Sequence[Collective], flops: float, moved: float) -> dict[str, float]:
+    """Returns the seconds that a step takes at least, if one thing alone limits it: the roofline's bounds."""
+    chip = topology.chip
+    if chip is None:
+        return {}
+    return {
+        "computation": flops / (chip.flops / chip.cores),
+        "memory": moved / (chip.memory_speed / chip.cores),
+        "communication": sum(each.sent for each in collectives) / (chip.link_speed / chip.cores / 2),
+    }
+
+
+def _savings(copies: Mapping[str, int], replicas: int) -> tuple[tuple[str, int], ...]:
+    largest = sorted(copies.items(), key=lambda item: -item[1])[:3]
+    return tuple((name, size - -(-size // replicas)) for name, size in largest if replicas > 1 and size)
+
+
+def _out_of_memory(error: str, inputs: int) -> tuple[float, float]:
+    """Returns the bytes that XLA needs and has, as its error says; of an error that does not say it, the inputs' and 0.
+
+    Args:
+        error: the text.
+        inputs: the bytes of the inputs.
+    """
+    whole, temporaries = _OUT_OF_MEMORY.search(error), _TEMPORARIES.search(error)
+    if (found := whole or temporaries) is None:
+        return float(inputs), 0.0
+    used, unit, limit, limit_unit = found.groups()
+    needed = float(used) * _UNITS[unit.upper()] + (0 if whole else inputs)
+    return needed, float(limit) * _UNITS[limit_unit.upper()]

@@ -1,0 +1,155 @@
+"""Plans as text: a column for each topology."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from replicax._plan.hlo import Collective
+from replicax._plan.report import Memory, TopologyPlan
+
+_LISTED = 10  # collectives of each topology, the largest first
+
+Row = tuple[str, list[str]]
+
+
+def size(count: float) -> str:
+    """Returns a number of bytes as text.
+
+    >>> size(1536), size(3 * 2**30), size(12)
+    ('1.50 KiB', '3.00 GiB', '12 B')
+    """
+    return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def number(count: float) -> str:
+    """Returns a large number as text.
+
+    >>> number(2.5e12), number(31)
+    ('2.50 T', '31')
+    """
+    return _scaled(count, 1000, ("", "k", "M", "G", "T", "P", "E")).rstrip()
+
+
+def seconds(time: float) -> str:
+    """Returns a time as text.
+
+    >>> seconds(0.00125), seconds(3.0)
+    ('1.25 ms', '3.00 s')
+    """
+    unit, factor = next(((u, f) for u, f in (("s", 1.0), ("ms", 1e3)) if time * f >= 1), ("µs", 1e6))
+    return f"{time * factor:.2f} {unit}"
+
+
+def _scaled(count: float, base: int, units: Sequence[str]) -> str:
+    place = 0
+    while count >= base and place < len(units) - 1:
+        count, place = count / base, place + 1
+    return f"{count:.0f} {units[0]}" if place == 0 else f"{count:.2f} {units[place]}"
+
+
+def text(step: str, plans: Sequence[TopologyPlan]) -> str:
+    """Returns the table of a step's plans, and the list of their collectives."""
+    rows: list[Row] = [(f"plan of {step}", [plan.topology for plan in plans])]
+    rows.append(("replicas", [str(plan.replicas) for plan in plans]))
+    rows.append(("fits the memory", [_fits(plan) for plan in plans]))
+    rows += _memory_rows(plans)
+    rows += _collective_rows(plans)
+    rows += _time_rows(plans)
+    width = max(len(name) for name, _ in rows)
+    columns = [max(len(cells[i]) for _, cells in rows if cells) for i in range(len(plans))]
+    lines = [
+        "  ".join([name.ljust(width), *(cell.rjust(wide) for cell, wide in zip(cells, columns))]).rstrip()
+        for name, cells in rows
+    ]
+    lines.insert(1, "-" * (width + sum(wide + 2 for wide in columns)))
+    return "\n".join([*lines, *_savings(plans), *_listed(plans), *_errors(plans)])
+
+
+def _fits(plan: TopologyPlan) -> str:
+    if plan.available is None:
+        return "host's memory"
+    return "yes" if plan.fits else "NO"
+
+
+def _memory_rows(plans: Sequence[TopologyPlan]) -> list[Row]:
+    parts: dict[str, Callable[[Memory], int]] = {
+        "  variables": lambda memory: memory.variables,
+        "  optimizer and other state": lambda memory: memory.state,
+        "  batch": lambda memory: memory.batch,
+        "  padding, less what is unused": lambda memory: memory.padding,
+        "  results": lambda memory: memory.outputs,
+        "  temporaries": lambda memory: memory.temporaries,
+        "  program": lambda memory: memory.code,
+    }
+    rows: list[Row] = [("memory of a device", [])]
+    for name, part in parts.items():
+        rows.append((name, [size(part(plan.memory)) if plan.memory else "-" for plan in plans]))
+    rows.append(("  needed", [size(plan.needed) for plan in plans]))
+    rows.append(("  there is", [size(plan.available) if plan.available else "-" for plan in plans]))
+    return rows
+
+
+def _collective_rows(plans: Sequence[TopologyPlan]) -> list[Row]:
+    kinds = dict.fromkeys(each.kind for plan in plans for each in plan.collectives)
+    rows: list[Row] = [("collectives (that overlap)", [] if kinds else ["none" for _ in plans])]
+    for kind in kinds:
+        cells = []
+        for plan in plans:
+            found = [each for each in plan.collectives if each.kind == kind]
+            count, total = sum(x.times for x in found), sum(x.times * x.bytes for x in found)
+            cells.append(f"{count} ({sum(x.times for x in found if x.overlaps)}), {size(total)}" if found else "-")
+        rows.append((f"  {kind}", cells))
+    return rows
+
+
+def _time_rows(plans: Sequence[TopologyPlan]) -> list[Row]:
+    rows: list[Row] = [
+        ("operations of a device", [number(plan.flops) for plan in plans]),
+        ("bytes read and written", [size(plan.bytes_moved) for plan in plans]),
+    ]
+    names = dict.fromkeys(name for plan in plans for name in plan.bounds)
+    if names:
+        rows.append(("a step takes at least", [seconds(plan.bound[1]) if plan.bound else "-" for plan in plans]))
+    for name in names:
+        rows.append((f"  for {name}", [seconds(plan.bounds[name]) if plan.bounds else "-" for plan in plans]))
+    rows.append(("compiled in", [seconds(plan.compile_seconds) for plan in plans]))
+    return rows
+
+
+def _savings(plans: Sequence[TopologyPlan]) -> list[str]:
+    lines = []
+    for plan in plans[:1]:
+        for name, saved in plan.savings:
+            lines.append(f"  {name}: {size(saved)}")
+        if lines:
+            lines.insert(0, f"With shard_variables these would save most on each device of {plan.topology}:")
+    return ["", *lines] if lines else []
+
+
+def _listed(plans: Sequence[TopologyPlan]) -> list[str]:
+    lines: list[str] = []
+    for plan in plans:
+        if not plan.collectives:
+            continue
+        lines += ["", f"Collectives on {plan.topology}:"]
+        ordered = sorted(plan.collectives, key=lambda each: -each.bytes * each.times)
+        grouped = [(each, len(list(same))) for each, same in groupby(ordered)]
+        lines += [f"  {_described(each, count)}" for each, count in grouped[:_LISTED]]
+        if more := sum(count for _, count in grouped[_LISTED:]):
+            lines.append(f"  and {more} smaller ones")
+    return lines
+
+
+def _described(each: Collective, count: int) -> str:
+    times = count * each.times
+    often = f"{times} × " if times > 1 else ""
+    beside = "overlaps" if each.overlaps else "does not overlap"
+    source = f", {'/'.join(each.source.split('/')[-2:])}" if each.source else ""
+    return f"{often}{each.kind} of {size(each.bytes)} among {each.devices} devices, {beside}{source}"
+
+
+def _errors(plans: Sequence[TopologyPlan]) -> list[str]:
+    return [
+        line for plan in plans if plan.error for line in ("", f"{plan.topology}: {plan.error.strip().splitlines()[0]}")
+    ]

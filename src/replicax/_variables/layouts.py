@@ -1,0 +1,84 @@
+"""Layouts of new variables over the devices of each replica, where something else than the initial value gives them.
+
+A strategy's rules give them by name. State of an optimizer is split as the variables are that it belongs to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+import jax
+from jax.sharding import PartitionSpec
+
+from replicax._base import nest
+from replicax._base.types import Tree
+from replicax._variables.mesh_storage import MirroredStorage
+from replicax._variables.variable import Variable
+
+Path: TypeAlias = tuple[object, ...]
+PathsAndTypes: TypeAlias = Sequence[tuple[Path, jax.ShapeDtypeStruct]]
+
+
+class LayoutsOf(Protocol):
+    """Returns the layouts of a variable's leaves, None for those that are whole."""
+
+    def __call__(self, name: str, leaves: PathsAndTypes) -> list[PartitionSpec | None]: ...
+
+
+class _Making(threading.local):
+    beside: Tree = None  # a nest of the variables whose optimizer's state is made
+    name: str | None = None  # what rules call new variables, in place of their own names
+
+
+making = _Making()
+
+
+@contextlib.contextmanager
+def beside(variables: Tree) -> Iterator[None]:
+    """Returns a context in which new variables are an optimizer's state of a nest of variables."""
+    before, making.beside = making.beside, variables
+    try:
+        yield
+    finally:
+        making.beside = before
+
+
+@contextlib.contextmanager
+def called(name: str | None) -> Iterator[None]:
+    """Returns a context in which rules know new variables by this name, if it is not None."""
+    before, making.name = making.name, name
+    try:
+        yield
+    finally:
+        making.name = before
+
+
+class _Leaf(NamedTuple):
+    shape: tuple[int, ...]
+    layout: PartitionSpec | None
+
+
+def alike(variables: Tree, leaves: PathsAndTypes) -> list[PartitionSpec | None]:
+    """Returns the layouts of an optimizer's state: a leaf is split as the variable of its shape where its path ends."""
+
+    def leaves_of(variable: Variable) -> Tree:
+        storage = variable._storage
+        layouts = storage.layouts if isinstance(storage, MirroredStorage) else None
+        pairs = zip(variable._types, layouts or [None] * len(variable._types))
+        return variable._of_leaves([_Leaf(kind.shape, layout) for kind, layout in pairs])
+
+    values = nest.map_values(leaves_of, variables)
+    known = dict(jax.tree.leaves_with_path(values, is_leaf=lambda node: isinstance(node, _Leaf)))
+    layouts = []
+    for path, kind in leaves:
+        ends = (known.get(path[start:]) for start in range(len(path) + 1))
+        layouts.append(next((leaf.layout for leaf in ends if leaf is not None and leaf.shape == kind.shape), None))
+    return layouts
+
+
+def paths_and_types(tree: jax.tree_util.PyTreeDef, types: Sequence[jax.ShapeDtypeStruct]) -> PathsAndTypes:
+    """Returns the leaves of a structure with their paths."""
+    return jax.tree.leaves_with_path(jax.tree.unflatten(tree, types))

@@ -1,0 +1,128 @@
+"""Variables without values, and programs that are planned with them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import replicax as rx
+from replicax._plan.chips import parse
+from replicax._plan.lowering import Step
+
+LARGE = 1 << 20  # rows of 1 MiB each: 1 TiB
+
+
+def large():
+    return {"table": jnp.ones((LARGE, 1 << 18)), "scale": np.float32(2), "count": 3}
+
+
+@pytest.mark.parametrize("strategy", ["none", "mirrored", "sharded"])
+def test_a_model_that_fits_no_machine_is_lowered(strategy):
+    options = {"shard_optimizer_state": True} if strategy == "sharded" else {}
+    scope = rx.get_strategy() if strategy == "none" else rx.MirroredStrategy(["CPU:0", "CPU:1"], **options)
+    with scope.scope(), rx.experimental.abstract_variables():
+        v = rx.Variable(large, name="model")
+        counter = rx.Variable(0, trainable=False)
+        optimizer = rx.Optimizer(optax.adam(0.1), rx.Variable(lambda: jnp.zeros((LARGE, 1 << 18)), name="w"))
+    assert v.shape == {"table": (LARGE, 1 << 18), "scale": (), "count": ()}
+    assert v.dtype == {"table": np.float32, "scale": np.float32, "count": np.int32}
+    assert jax.tree.map(lambda kind: kind.shape, v.value()) == v.shape
+    counter.assign(5)  # which nobody keeps
+    assert isinstance(counter.value(), jax.ShapeDtypeStruct)
+
+    @rx.function
+    def step(x):
+        def replica_step(x):
+            model = v.value()
+            counter.assign_add(1)
+            optimizer.apply_gradients(model["table"] * model["scale"] * x.sum())
+
+        scope.run(replica_step, args=(x,))
+
+    found = Step(step, (np.ones(4, np.float32),)).lowered(parse("v5p:4x4x8"))
+    whole = LARGE * (1 << 20)
+    assert found.inputs.variables == 2 * whole + 4 + 4
+    shards = 128 if strategy == "sharded" else 1
+    assert found.inputs.state == 2 * whole // shards + 4 + 4  # Adam's moments and count, and the counter
+
+
+def test_initial_values_that_need_numbers_are_computed():
+    with rx.experimental.abstract_variables():
+        v = rx.Variable(lambda: np.asarray(jnp.ones(3)) * float(jnp.ones(())))
+    assert v.shape == (3,)
+    assert float(rx.Variable(1.0)) == 1.0  # as before, outside
+
+
+PROGRAM = """
+import sys
+import jax.numpy as jnp, numpy as np, optax, replicax as rx
+
+rx.config.set_virtual_devices({"GPU": 3})
+strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+print("replicas", strategy.num_replicas_in_sync, sys.argv[1:])
+with strategy.scope():
+    w = rx.Variable(lambda: jnp.zeros((1 << 20, 1 << 20)), name="w")
+    optimizer = rx.Optimizer(optax.sgd(0.1), w)
+dataset = rx.data.Dataset.from_tensor_slices(np.ones((20, 4), "float32")).batch(10)
+
+@rx.function
+def total(x):
+    return strategy.reduce("SUM", strategy.run(lambda x: x.sum(), args=(x,)), axis=None)
+
+@rx.function
+def train_step(x):
+    def replica_step(x):
+        optimizer.apply_gradients(w.value() * x.sum())
+    strategy.run(replica_step, args=(x,))
+
+for batch in strategy.experimental_distribute_dataset(dataset):
+    assert float(total(batch)) == 0  # which is not the step
+    train_step(batch)
+print("it has run")
+"""
+
+
+@pytest.fixture
+def command(run_python, tmp_path):
+    """`command(arguments)` runs `replicax plan` with them and PROGRAM."""
+    file = tmp_path / "train.py"
+    file.write_text(PROGRAM)
+    env = {"REPLICAX_VIRTUAL_DEVICES": None, "REPLICAX_PLAN_PYTHON": None, "XDG_CACHE_HOME": str(tmp_path)}
+
+    def run(*arguments):
+        code = (
+            f"import sys; from replicax.launch import main; sys.exit(main({['plan', *arguments, str(file), '-x']!r}))"
+        )
+        return run_python(code, timeout=120, env=env)
+
+    return run
+
+
+def test_the_command_plans_a_program_for_several_topologies(command, tmp_path):
+    done = command("--topology", "4", "--topology", "2", "--picture", str(tmp_path / "plan.png"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "replicas 4 ['-x']" in done.stdout and "it has run" not in done.stdout
+    lines = {" ".join(line.split()[:-2]): line.split() for line in done.stdout.splitlines()}
+    assert lines["plan of train_step"][-2:] == ["cpu:4", "cpu:2"]
+    assert any(line.split() == ["variables", "4.00", "TiB", "4.00", "TiB"] for line in done.stdout.splitlines())
+    # Ten rows for four replicas are three for the first of them.
+    assert any(line.split() == ["batch", "48", "B", "48", "B"] for line in done.stdout.splitlines())
+    assert "w float32[1048576, 1048576]: 3.00 TiB" in done.stdout
+    assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_command_says_which_steps_there_are(command):
+    done = command("--topology", "2", "--step", "nosuch")
+    assert done.returncode == 1 and "--step NAME from: total, train_step." in done.stderr, done.stderr
+    done = command("--topology", "v5e:2by4")
+    assert done.returncode == 2 and "such as 'v5e:2x4'" in done.stderr
+    for name, reason in (("nofolder/plan.png", "there is no folder nofolder"), ("plan.doc", "the ending is none of")):
+        done = command("--topology", "2", "--picture", name)
+        assert done.returncode == 1 and reason in done.stderr, done.stderr
+    done = command("--topology", "2", "nosuch.py")
+    assert done.returncode == 1 and "There is no file nosuch.py in" in done.stderr
+    done = command("--topology", "2", "-m", "no_such.module")
+    assert done.returncode == 1 and "no 'no_such' in" in done.stderr
+    done = command("--topology", "v5e:2x4")
+    assert done.returncode == 1 and "replicax plan: To plan for TPUs" in done.stderr, done.stderr

@@ -1,0 +1,170 @@
+"""What is read in the text of compiled programs: collectives, their bytes, and what they overlap with."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from replicax._plan import compiler, hlo, operations
+from replicax._plan.chips import CHIPS, parse
+from replicax._plan.report import Inputs, report
+from replicax._plan.table import text
+
+SCHEDULE = Path(__file__).with_name("schedule.hlo").read_text()
+
+
+def test_every_way_to_write_a_collective_is_read():
+    found = [(c.kind, c.bytes, c.devices, c.overlaps, c.times, c.source) for c in hlo.collectives(SCHEDULE, 8)]
+    assert found == [
+        ("all-reduce", 128 + 6, 4, False, 1, "jit(step)/psum"),  # of two arrays, f32 and bf16
+        ("all-reduce", 128, 8, True, 1, ""),  # a fusion runs meanwhile
+        ("collective-permute", 128, 8, False, 1, ""),  # a copy is no computation
+        ("all-gather", 128, 4, True, 1, "jit(step)/all_gather"),  # in three fusions, of which the second computes
+        ("reduce-scatter", 64, 4, False, 3, ""),  # of 16 floats, in each round of a loop
+    ]
+
+
+LOOP = """\
+HloModule loop, is_scheduled=true
+
+%condition (state: (s32[], f32[8,4], s32[])) -> pred[] {
+  %end = s32[] constant(12)
+  %state = (s32[], f32[8,4], s32[]) parameter(0)
+  %count = s32[]{:T(128)} get-tuple-element(%state), index=0
+  ROOT %less = pred[] compare(%count, %end), direction=LT
+}
+
+%product (a: f32[8,4], b: f32[4,4]) -> f32[8,4] {
+  %a = f32[8,4] parameter(0)
+  %b = f32[4,4] parameter(1)
+  ROOT %convolution = f32[8,4] convolution(%a, %b), dim_labels=bf_io->bf
+}
+
+%body (state.1: (s32[], f32[8,4], s32[])) -> (s32[], f32[8,4], s32[]) {
+  %state.1 = (s32[], f32[8,4], s32[]) parameter(0)
+  %count.1 = s32[] get-tuple-element(%state.1), index=0
+  %copied = s32[]{:T(128)S(6)} copy(%count.1)
+  %x = f32[8,4] get-tuple-element(%state.1), index=1
+  %step = s32[] get-tuple-element(%state.1), index=2
+  %next = s32[] add(%copied, %step)
+  %w = f32[4,4] all-gather(%x), replica_groups={{0,1}}, dimensions={0}
+  %y = f32[8,4] fusion(%x, %w), kind=kOutput, calls=%product
+  ROOT %result = (s32[], f32[8,4], s32[]) tuple(%next, %y, %step)
+}
+
+ENTRY %main (p: f32[8,4]) -> f32[8,4] {
+  %p = f32[8,4] parameter(0)
+  %zero = s32[] constant(2)
+  %start = s32[] copy(%zero)
+  %one = s32[] constant(STEP)
+  %first = (s32[], f32[8,4], s32[]) tuple(%start, %p, %one)
+  %loop = (s32[], f32[8,4], s32[]) while(%first), condition=%condition, body=%body
+  ROOT %out = f32[8,4] get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_rounds_of_a_loop_are_read_from_its_counter():
+    for step, rounds in (("1", 10), ("3", 4), ("-1", 1), ("0", 1)):
+        loop = LOOP.replace("STEP", step)
+        assert [(c.kind, c.times) for c in hlo.collectives(loop, 2)] == [("all-gather", rounds)]
+        assert operations.of_further_rounds(loop) == (rounds - 1) * 2 * 8 * 4 * 4
+    unknown = LOOP.replace("constant(12)", "parameter(1)")
+    assert [c.times for c in hlo.collectives(unknown, 2)] == [1]
+
+
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_operations_of_all_rounds_are_counted(rounds):
+    def step(x, w):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0]
+
+    kinds = jax.ShapeDtypeStruct((64, 128), jnp.float32), jax.ShapeDtypeStruct((rounds, 128, 128), jnp.float32)
+    plan = report(parse(1), 1, Inputs(), compiler.measured(jax.jit(step).lower(*kinds).compile(), 1.0))
+    products = rounds * 2 * 64 * 128 * 128
+    assert products <= plan.flops <= 1.1 * products
+
+
+def test_what_a_device_sends_in_a_ring():
+    of = hlo.Collective
+    assert of("all-reduce", 1000, 4, False).sent == 1500
+    assert of("all-gather", 1000, 4, False, times=2).sent == 1500
+    assert of("collective-permute", 1000, 4, True).sent == 1000
+
+
+def test_the_figures_of_a_program_compiled_here():
+    mesh = Mesh(np.array(jax.devices()[:4]), ("replica",))
+    whole, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("replica"))
+
+    def step(w, x):
+        gradient = jax.shard_map(
+            lambda w, x: jax.lax.psum(x.T @ (x @ w), "replica"),
+            mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec("replica")), out_specs=PartitionSpec(), check_vma=False,
+        )(w, x)  # fmt: skip
+        return w - gradient
+
+    w = jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=whole)
+    x = jax.ShapeDtypeStruct((4 * 16, 64), jnp.float32, sharding=rows)
+    compiled = jax.jit(step, donate_argnums=0).lower(w, x).compile()
+    weights, batch = 64 * 32 * 4, 16 * 64 * 4
+    plan = report(parse(4), 4, Inputs(weights, 0, batch, {"w": weights}), compiler.measured(compiled, 1.0))
+    assert [(c.kind, c.bytes, c.devices) for c in plan.collectives] == [("all-reduce", weights, 4)]
+    assert (plan.memory.arguments, plan.memory.padding, plan.memory.outputs) == (weights + batch, 0, 0)  # w is donated
+    compilers = compiled.memory_analysis()
+    assert plan.memory.temporaries == compilers.temp_size_in_bytes >= weights  # the gradient
+    assert plan.needed == plan.memory.total == weights + batch + plan.memory.temporaries + plan.memory.code
+    assert plan.flops >= 2 * (2 * 16 * 64 * 32)
+    assert plan.savings == (("w", weights * 3 // 4),)
+    assert plan.fits and plan.bound is None
+
+
+def test_the_bounds_of_a_step_are_of_its_chip():
+    measured = {
+        "memory": {"arguments": 2**30, "outputs": 0, "aliased": 0, "temporaries": 2**20, "code": 0},
+        "flops": 197e12, "bytes": 819e9 / 2, "seconds": 1.0, "text": SCHEDULE,
+    }  # fmt: skip
+    plan = report(parse("v5e:2x4"), 8, Inputs(2**29, 2**28, 2**28), measured)
+    assert plan.bounds["computation"] == pytest.approx(1.0) and plan.bounds["memory"] == pytest.approx(0.5)
+    assert plan.bounds["communication"] == pytest.approx(sum(c.sent for c in plan.collectives) / 100e9)
+    assert plan.bound == ("computation", pytest.approx(1.0))
+    assert plan.available == 16 * 2**30 and plan.fits
+    shown = text("step", [plan])
+    assert "1.00 GiB" in shown and "all-reduce of 134 B among 4 devices, does not overlap, jit(step)/psum" in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "needed"),
+    [
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm.", 20.5 * 2**30),
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (18.65G) "
+            "exceeds available HBM (15.75G).",
+            18.65 * 2**30 + 3 * 2**20,
+        ),
+        ("INTERNAL: something else", 3 * 2**20),
+    ],
+)
+def test_a_step_that_does_not_fit(error, needed):
+    plan = report(parse("v5e:2x4"), 8, Inputs(2**20, 2**20, 2**20), {"error": error, "seconds": 2.0})
+    assert not plan.fits and plan.needed == pytest.approx(needed) and plan.memory is None
+    assert plan.available == (16 if "INTERNAL" in error else 15.75) * 2**30
+    assert "NO" in text("step", [plan]) and error[:20] in text("step", [plan])
+
+
+def test_names_of_topologies():
+    assert [(t.size, t.platform) for t in map(parse, ("v5p:4x4x8", "v4:2x2x1", "cpu:3", 2))] == [
+        (128, "tpu"),
+        (8, "tpu"),  # two devices to a chip
+        (3, "cpu"),
+        (2, "cpu"),
+    ]
+    assert parse("v4:2x2x1").memory == CHIPS["v4"].memory / 2
+    assert parse("v5p:24x16x16").size == 6144 and parse("v5e:16x2").size == 32
+    for large in ("v5e:32x8", "v5e:2x2x2", "v5p:16x20x24"):
+        with pytest.raises(ValueError, match=f"There is no {large}: the largest slice of .* is"):
+            parse(large)
+    for wrong in ("v5e", "v9:2x2", "v5e:0x4", "gpu:8", 0, True, "8x"):
+        with pytest.raises(ValueError, match="such as 'v5e:2x4'"):
+            parse(wrong)
