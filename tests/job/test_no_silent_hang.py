@@ -370,7 +370,7 @@ def test_an_early_return_is_reported(tmp_path, run_dir, figures, early):
 
 
 @pytest.mark.parametrize("early, pool", [(1, False), (0, True)])
-def test_a_thread_that_outlives_its_program_delays_no_report(tmp_path, run_dir, figures, early, pool):
+def test_a_thread_that_outlives_its_program_and_makes_no_calls_is_reported(tmp_path, run_dir, figures, early, pool):
     """`sys.exit(0)`, or the end of the program, while a data loader of its own still runs."""
     code = f"""
         import concurrent.futures, sys, threading, time
@@ -429,13 +429,16 @@ def test_a_thread_may_train_when_the_main_program_has_ended(tmp_path):
         import threading, time
         from processes import join, step
         job = join()
+        begun = threading.Event()
         def train():
             step().block_until_ready()
+            begun.set()
             if job.process_id == 1:
                 time.sleep(4)
             print(step().tolist()[0])
         if job.process_id == 1:
             threading.Thread(target=train).start()
+            begun.wait()
         else:
             train()
     """

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import replicax as rx
+from replicax._base.planning import PlanError
 from replicax._plan.chips import parse
 from replicax._plan.lowering import Step
 
@@ -52,6 +53,21 @@ def test_initial_values_that_need_numbers_are_computed():
         v = rx.Variable(lambda: np.asarray(jnp.ones(3)) * float(jnp.ones(())))
     assert v.shape == (3,)
     assert float(rx.Variable(1.0)) == 1.0  # as before, outside
+
+
+def test_what_is_assigned_is_ignored_and_nothing_is_saved(tmp_path):
+    rx.train.Checkpoint(v=rx.Variable(3.0)).save(tmp_path / "before")
+    with rx.experimental.abstract_variables():
+        v = rx.Variable(1.0)
+        checkpoint = rx.train.Checkpoint(v=v)
+        v.assign_add(2.0)
+        v.assign(2.0)
+        checkpoint.restore(tmp_path / "before-1")
+        for save in (checkpoint.save, checkpoint.write):
+            with pytest.raises(PlanError, match="no values.*Call it after the step"):
+                save(tmp_path / "ckpt")
+    assert isinstance(v.value(), jax.ShapeDtypeStruct)
+    assert not list(tmp_path.glob("ckpt*"))
 
 
 PROGRAM = """

@@ -13,7 +13,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from replicax._base import foreign_state, specs
+from replicax._base import foreign_state, planning, specs
 from replicax._base.atomic_files import path_text
 from replicax._base.errors import CheckpointError
 from replicax._base.types import Leaf
@@ -143,6 +143,15 @@ def _refuse_inside(method: str) -> None:
         raise RuntimeError(
             f"Checkpoint.{method} is called by a replica, inside of `strategy.run`. It concerns all replicas: call it "
             "outside, between steps."
+        )
+
+
+def _refuse_planned(method: str) -> None:
+    """Raises PlanError where variables have shapes alone."""
+    if planning.are_abstract():
+        raise planning.PlanError(
+            f"Checkpoint.{method} is called where variables have no values: in `abstract_variables()`, or by a program "
+            "that is planned, before its step. Call it after the step."
         )
 
 
@@ -279,6 +288,7 @@ class Checkpoint:
         """
         path = path_text(file_prefix, "checkpoint")
         _refuse_inside("write")
+        _refuse_planned("write")
         self._write(path)
         return path
 
@@ -315,6 +325,7 @@ class Checkpoint:
     def _save_numbered(self, prefix: str, number: int | None, then: OnWritten) -> str:
         """Counts, writes and returns the path. `then` has returned on all workers before this returns on one."""
         _refuse_inside("save")
+        _refuse_planned("save")
         self.save_counter.assign_add(1)
         try:
             path = f"{prefix}-{int(self.save_counter) if number is None else number}"

@@ -12,6 +12,7 @@ from replicax._base.errors import listed
 from replicax._job.call_log import Made
 
 _PATIENCE = 5.0  # seconds of a wait, which may be over without those that have ended their programs
+_THREAD_PATIENCE = 10.0  # seconds for a thread that outlives its program to make its first call
 
 
 @dataclass
@@ -148,7 +149,11 @@ def left(peers: Mapping[int, Peer], now: float) -> Diagnosis | None:
             continue
         number, label = waits_for(peer)
         if number is not None:
-            absent = [j for j, p in peers.items() if (p.left or p.ended) and p.count < number]
+            absent = [
+                j
+                for j, p in peers.items()
+                if p.count < number and (p.left or (p.ended and (peer.broken or _long_awaited(peer, p, now))))
+            ]
         elif peer.oldest and peer.oldest[2] > _PATIENCE:
             absent = [j for j, p in peers.items() if (p.left or p.ended) and p.waits < peer.order]
         else:
@@ -162,6 +167,12 @@ def left(peers: Mapping[int, Peer], now: float) -> Diagnosis | None:
             message += "".join(f"; its thread {peers[j].ended} still runs" for j in running[:1])
             return Diagnosis("left", tuple(absent), message, "", table(peers, now, (i, *running)))
     return None
+
+
+def _long_awaited(peer: Peer, other: Peer, now: float) -> bool:
+    """Returns whether a process has long been in a call without another, which was heard of since the call began."""
+    age = peer.oldest[2] if peer.oldest else 0.0
+    return age > _THREAD_PATIENCE and now - other.heard < age
 
 
 def waits_for(peer: Peer) -> tuple[int | None, str]:

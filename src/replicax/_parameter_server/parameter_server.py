@@ -7,7 +7,6 @@ which closures it has applied: a closure that runs again, because its first work
 
 from __future__ import annotations
 
-import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -19,12 +18,10 @@ from replicax._base.errors import FailedPreconditionError, UnavailableError
 from replicax._parameter_server.arrays import Array, on_host, own
 from replicax._parameter_server.plans import UpdateProgram, loaded_update
 from replicax._transport.handlers import Answer, Request
+from replicax._variables.combine import COMBINE
 from replicax._variables.scattering import SCATTER
 
-_COMBINE: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
-    "assign_add": jax.jit(operator.add, donate_argnums=0),
-    "assign_sub": jax.jit(operator.sub, donate_argnums=0),
-}
+_COMBINE = {name: jax.jit(COMBINE[name], donate_argnums=0) for name in ("assign_add", "assign_sub")}
 _SCATTER = {name: jax.jit(scatter, donate_argnums=0) for name, scatter in SCATTER.items()}
 
 

@@ -29,11 +29,12 @@ from replicax._values import (
 )
 from replicax._variables import assigned_alike, deferred_restore
 from replicax._variables.as_leaves import ARRAY, convert_leaf, refuse_split
+from replicax._variables.combine import combined
 from replicax._variables.layouts import LayoutsOf, paths_and_types
 from replicax._variables.mesh_storage import ComponentStorage, Converted, Divided, MirroredStorage, StackedStorage
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.storage import Leaves
-from replicax._variables.variable import COMBINE, Variable
+from replicax._variables.variable import Variable
 
 _T = TypeVar("_T")
 _NONE = VariableAggregation.NONE
@@ -335,7 +336,7 @@ class SyncOnReadVariable(_Distributed):
                     f"SyncOnReadVariable does not support `{method}` in cross-replica context when aggregation is set "
                     "to `tf.VariableAggregation.SUM`."
                 )
-            self._apply("assign", list(map(COMBINE[method], self._aggregated(), given)))
+            self._apply("assign", combined(method, self._aggregated(), given))
         return self._result() if read_value else None
 
     def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:

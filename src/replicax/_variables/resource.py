@@ -14,8 +14,9 @@ from replicax._collectives import arithmetic
 from replicax._tracing import context, frames
 from replicax._values import AXIS, Mirrored, PerReplica
 from replicax._variables import packed_storage
+from replicax._variables.combine import COMBINE
 from replicax._variables.storage import Leaves, Storage, on_one_device
-from replicax._variables.variable import COMBINE, Variable
+from replicax._variables.variable import Variable
 
 
 class ArrayStorage(Storage):

@@ -11,7 +11,6 @@ As a pytree a variable is its value: `jnp.sum(v)`, `jax.grad(f)(v)` and `optax` 
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -36,17 +35,12 @@ from replicax._values import Mirrored, PerReplica, ReplicaMesh
 from replicax._variables import creators, deferred_restore
 from replicax._variables.array_protocol import ArrayProtocol
 from replicax._variables.as_leaves import ARRAY, abstract_tree, convert_leaf, initial_tree
+from replicax._variables.combine import combined
 from replicax._variables.mesh_storage import Converted
 from replicax._variables.scattering import Scattering
 from replicax._variables.storage import Leaves, Storage
 from replicax._variables.tf1 import GraphLeftovers
 
-# By the names of methods, a leaf's new value, of what it was and what is given.
-COMBINE: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
-    "assign": lambda old, new: new,
-    "assign_add": operator.add,
-    "assign_sub": operator.sub,
-}
 _NONE = VariableAggregation.NONE
 living: Living[Variable] = Living()
 
@@ -383,7 +377,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
         """Returns the leaves of the current frame, combined with these."""
         if method == "assign" and frames.frame().replaces_unread:
             return leaves  # what stands in a shared vector is not cut out for nothing
-        return list(map(COMBINE[method], self._get(), leaves))
+        return combined(method, self._get(), leaves)
 
     def _read(self) -> Leaves:
         """Returns the leaves as the user sees them here."""

@@ -1,0 +1,22 @@
+"""What assignments make of the value before and of the value that is given."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+import jax
+
+# By the names of methods, a leaf's new value, of what it was and what is given.
+COMBINE: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "assign": lambda old, new: new,
+    "assign_add": operator.add,
+    "assign_sub": operator.sub,
+}
+
+
+def combined(method: str, old: Sequence[jax.Array], new: Sequence[jax.Array]) -> list[jax.Array]:
+    """Returns the new leaves; where a variable has only shapes, what it was."""
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in old):
+        return list(old)
+    return list(map(COMBINE[method], old, new))
