@@ -3,6 +3,7 @@
 import importlib.metadata
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,26 @@ def test_what_is_not_installed_whole_is_not_used(commands, capsys, failing):
         command.main(["--install"], "replicax plan")
     assert ended.value.code == 1 and "has not been installed" in capsys.readouterr().err
     assert environment.installed() is None
+
+
+def test_processes_that_install_at_once_take_turns(commands, monkeypatch):
+    entered, go_on, run = threading.Event(), threading.Event(), commands.run
+
+    def slow(command, **options):
+        entered.set()
+        assert go_on.wait(60)
+        return run(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    first, second = (threading.Thread(target=environment.install) for _ in range(2))
+    first.start()
+    assert entered.wait(60)
+    second.start()
+    second.join(0.2)
+    assert second.is_alive() and environment.installed() is None
+    go_on.set()
+    for each in (first, second):
+        each.join(60)
+    assert len(commands) == 2 and environment.installed() is not None  # the second one found it installed
+    environment.install()
+    assert len(commands) == 4  # which makes it anew

@@ -1,7 +1,7 @@
 """The environment that the compiler for TPUs is installed in, apart from the user's.
 
-Beside libtpu JAX starts more slowly, takes more memory and prints messages. So it is not installed where programs run,
-but in a folder of the user's cache, of which there is one for each version of JAX.
+With libtpu beside it, JAX starts more slowly, takes more memory and prints messages. So libtpu is not installed where
+programs run, but in a folder of the user's cache, one for each version of JAX.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from replicax._base import atomic_files
 from replicax._base.planning import PlanError
 
 _STAMP = "installed"  # a file that is made last
@@ -35,11 +36,23 @@ def _python() -> Path:
 def install() -> None:
     """Makes the environment, or makes it anew, with the version of JAX that is installed here.
 
+    Processes that install at the same time take turns: each would delete what another one is installing. Those that
+    have waited use what the first one has installed.
+
     Raises:
         PlanError: Python makes no environment, or pip does not install the compiler in it.
     """
-    where, compiler = folder(), f"jax[tpu]=={importlib.metadata.version('jax')}"
-    print(f"Installing {compiler} in {where}: 1.3 GB, which takes a minute.", flush=True)
+    where, compiler, before = folder(), f"jax[tpu]=={importlib.metadata.version('jax')}", installed()
+    text = "1.3 GB, which takes a minute, or longer if another process is installing there."
+    print(f"Installing {compiler} in {where}: {text}", flush=True)
+    where.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_files.changing(str(where.parent)):
+        if before or not installed():
+            _install(where, compiler)
+    print("Plans for TPUs are compiled there from now on.", flush=True)
+
+
+def _install(where: Path, compiler: str) -> None:
     (where / _STAMP).unlink(missing_ok=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     pip = [str(_python()), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
@@ -49,8 +62,7 @@ def install() -> None:
         if ended.returncode:
             raise PlanError(
                 f"The compiler for TPUs has not been installed: `{' '.join(command)}` ended with status "
-                f"{ended.returncode}. It is made for Linux. You can install {compiler} and flatbuffers in an "
+                f"{ended.returncode}. It exists only for Linux. You can also install {compiler} and flatbuffers in an "
                 "environment of your own, and set REPLICAX_PLAN_PYTHON to its Python."
             )
     (where / _STAMP).touch()
-    print("Plans for TPUs are compiled there from now on.", flush=True)
