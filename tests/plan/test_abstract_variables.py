@@ -142,3 +142,12 @@ def test_the_command_says_which_steps_there_are(command):
     assert done.returncode == 1 and "no 'no_such' in" in done.stderr
     done = command("--topology", "v5e:2x4")
     assert done.returncode == 1 and "replicax plan: To plan for TPUs" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_program_that_exits_before_its_step_is_not_taken_for_planned(command, tmp_path, status):
+    file = tmp_path / "exits.py"
+    file.write_text(f"import sys\nsys.exit({status})\n")
+    done = command("--topology", "2", str(file))
+    assert done.returncode == (status or 1)
+    assert ("there is no step to plan" in done.stderr) == (status == 0), done.stderr

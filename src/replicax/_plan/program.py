@@ -56,6 +56,10 @@ def run(options: Options, program: str, arguments: list[str]) -> None:
                 runpy.run_path(program, run_name="__main__")
     except planning.PlanError as error:
         sys.exit(f"replicax plan: {error}")
+    except SystemExit as ended:
+        if ended.code or isinstance(ended, interception.Planned):
+            raise
+        # Else the program has ended as without `sys.exit`, and has not called its step.
     sys.exit(f"replicax plan: {planner.advice()}")
 
 
