@@ -14,7 +14,6 @@ from replicax import __version__
 from replicax._base import program_arguments
 from replicax._base.errors import JobError
 from replicax._job.channel import parse
-from replicax._plan import command
 from replicax.launch._environment import LaunchError, check_open_files
 from replicax.launch._launcher import TASK_RESTARTS, Launcher, Plan
 from replicax.launch._leader import offers
@@ -232,6 +231,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments and arguments[0] == "launch":
         return launch(arguments[1:], "replicax launch")
     if arguments and arguments[0] == "plan":
+        from replicax._plan import command  # here, since it adds a fifth to the start of the launcher
+
         return command.main(arguments[1:], "replicax plan")
     top = argparse.ArgumentParser("replicax", description="The programming model of tf.distribute on JAX.")
     top.add_argument("--version", action="version", version=f"replicax {__version__}")
