@@ -252,3 +252,13 @@ def test_without_a_compiler_for_tpus_it_says_where_to_get_one(monkeypatch, tmp_p
         rx.plan(lambda: None, topology="v5e:2x4")
     with pytest.raises(ValueError, match="such as 'v5e:2x4'"):
         rx.plan(lambda: None, topology="v5e")
+
+
+def test_random_keys_have_their_size():
+    keys = rx.Variable(jax.random.split(jax.random.key(0), 3), trainable=False)
+
+    def step(key):
+        keys.assign(jax.random.split(key, 3))
+
+    inputs = lowered(rx.function(step), jax.random.key(1)).inputs
+    assert (inputs.state, inputs.batch) == (3 * 8, 8)  # two numbers of 32 bits each

@@ -8,6 +8,7 @@ place of arrays, and what is traced is exported. No device takes part, and no va
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -287,5 +288,4 @@ def _bytes_on_device(kind: Leaf, sharding: object) -> int:
     shape = kind.shape
     if isinstance(sharding, NamedSharding):
         shape = sharding.shard_shape(tuple(shape))
-    itemsize = 4 if jax.dtypes.issubdtype(kind.dtype, jax.dtypes.extended) else np.dtype(kind.dtype).itemsize
-    return int(np.prod(shape, dtype=np.int64)) * itemsize
+    return math.prod(shape) * int(kind.dtype.itemsize)
