@@ -93,7 +93,7 @@ def _of_called(
     own = [x for x in inside if x.opcode.removesuffix("-start") in KINDS]
     if not own:
         return
-    targets = {x.attribute("custom_call_target") or _target(x) for x in inside if x.opcode == "custom-call"}
+    targets = {_target(x) for x in inside}
     overlaps = False
     if one.opcode == "async-start":
         overlaps = _computes(instructions[place + 1 : _place_of_done(instructions, place)])

@@ -118,13 +118,11 @@ def _time_rows(plans: Sequence[TopologyPlan]) -> list[Row]:
 
 
 def _savings(plans: Sequence[TopologyPlan]) -> list[str]:
-    lines = []
-    for plan in plans[:1]:
-        for name, saved in plan.savings:
-            lines.append(f"  {name}: {size(saved)}")
-        if lines:
-            lines.insert(0, f"With shard_variables these would save most on each device of {plan.topology}:")
-    return ["", *lines] if lines else []
+    first = plans[0]
+    if not first.savings:
+        return []
+    lines = [f"  {name}: {size(saved)}" for name, saved in first.savings]
+    return ["", f"With shard_variables these would save most on each device of {first.topology}:", *lines]
 
 
 def _listed(plans: Sequence[TopologyPlan]) -> list[str]:
