@@ -106,6 +106,9 @@ def test_an_iterator_keeps_its_elements():
     assert lowered(training.step, *arguments(iterator)).inputs.batch == BATCH
     losses = [float(training.from_iterator(iterator)) for _ in range(2)]
     assert losses[1] < losses[0]
+    for ended in (iterator, training.strategy.experimental_distribute_dataset([])):
+        with pytest.raises(PlanError, match="`batch` is a .* without a next element"):
+            arguments(ended)
 
 
 def test_specs_and_elements_are_planned_alike():

@@ -61,13 +61,21 @@ def check(topologies: Sequence[chips.Topology]) -> None:
 
 
 def arguments(batch: Tree) -> tuple[Tree, ...]:
-    """Returns the arguments of a step that `plan` is given: an element of a dataset or an iterator for either."""
-    if isinstance(batch, DistributedDataset):
-        batch = next(iter(batch))
-    elif isinstance(batch, ElementIterator):
-        iterator = batch
-        batch = iterator._pull()
-        iterator._push_back(batch)
+    """Returns the step's arguments for a `batch` of `plan`; in place of a dataset or an iterator, its next element.
+
+    Raises:
+        PlanError: there is no next element.
+    """
+    try:
+        if isinstance(batch, DistributedDataset):
+            batch = next(iter(batch))
+        elif isinstance(batch, ElementIterator):
+            iterator = batch
+            batch = iterator._pull()
+            iterator._push_back(batch)
+    except StopIteration:
+        name = type(batch).__name__
+        raise PlanError(f"`batch` is a {name} without a next element. Pass one that has elements, or specs.") from None
     return batch if isinstance(batch, tuple) else (batch,)
 
 
