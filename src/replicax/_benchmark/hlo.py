@@ -6,9 +6,17 @@ import math
 import re
 from typing import NamedTuple
 
-_KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast"
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
 # Asynchronous collectives are counted by their `-done`, the type of which is that of the result alone.
-_INSTRUCTION = re.compile(rf"= (?P<type>\(.*?\)|\S+) (?P<kind>{_KINDS})(?:-done)?\(")
+_INSTRUCTION = re.compile(rf"= (?P<type>\(.*?\)|\S+) (?P<kind>{'|'.join(KINDS)})(?:-done)?\(")
 _ARRAY = re.compile(r"(?P<dtype>pred|[a-z]+(?P<bits>\d+)\w*)\[(?P<shape>[\d,]*)\]")
 
 
@@ -29,10 +37,20 @@ def collectives(text: str) -> list[Collective]:
     """Returns the collectives of a program, given by `compiled.as_text()`; one in a loop counts once."""
     found = []
     for instruction in _INSTRUCTION.finditer(text):
-        arrays, bits = [], 0
-        for array in _ARRAY.finditer(instruction["type"]):
-            shape = tuple(int(size) for size in array["shape"].split(",") if size)
-            arrays.append((array["dtype"], shape))
-            bits += math.prod(shape) * int(array["bits"] or 8)
-        found.append(Collective(instruction["kind"], tuple(arrays), -(-bits // 8)))
+        arrays = tuple((array["dtype"], _shape_of(array)) for array in _ARRAY.finditer(instruction["type"]))
+        found.append(Collective(instruction["kind"], arrays, bytes_of(instruction["type"])))
     return found
+
+
+def bytes_of(type_text: str) -> int:
+    """Returns the size of an array, or of all arrays of a tuple, by its type in HLO, without padding of its layout.
+
+    >>> bytes_of("(f32[8,4]{1,0:T(8,128)}, bf16[3], pred[])")
+    135
+    """
+    bits = sum(math.prod(_shape_of(array)) * int(array["bits"] or 8) for array in _ARRAY.finditer(type_text))
+    return -(-bits // 8)
+
+
+def _shape_of(array: re.Match[str]) -> tuple[int, ...]:
+    return tuple(int(size) for size in array["shape"].split(",") if size)

@@ -7,20 +7,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from replicax._benchmark.hlo import KINDS, bytes_of
 from replicax._plan.hlo_module import Instruction, Module, called_by, rounds_of
 
-KINDS = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-)
 _COMPUTES = {"fusion", "dot", "convolution", "reduce", "reduce-window", "scatter", "gather", "sort", "while", "call"}
-_BITS = {"pred": 8, "token": 0, "opaque": 0}
-_ELEMENT = re.compile(r"([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
 
 
 @dataclass(frozen=True)
@@ -68,7 +58,7 @@ def _of_computation(module: Module, name: str, devices: int, times: int) -> Iter
         if kind in KINDS:
             end = place if kind == one.opcode else _place_of_done(instructions, place)
             overlaps = _computes(instructions[place + 1 : end])
-            yield _collective(one, kind, _bytes(instructions[end].shape), devices, overlaps, times)
+            yield _collective(one, kind, bytes_of(instructions[end].shape), devices, overlaps, times)
         elif one.opcode in ("fusion", "async-start"):
             yield from _of_called(module, instructions, place, devices, times)
         elif one.opcode == "while":
@@ -103,7 +93,7 @@ def _of_called(
         return
     for x in own:
         kind = x.opcode.removesuffix("-start")
-        yield _collective(x, kind, _bytes(x.shape), devices, overlaps, times)
+        yield _collective(x, kind, bytes_of(x.shape), devices, overlaps, times)
 
 
 def _target(instruction: Instruction) -> str:
@@ -167,13 +157,3 @@ def _group_size(text: str, devices: int) -> int:
         sizes = dict(re.findall(r"'([^']+)'=(\d+)", named[1]))
         return math.prod(int(sizes[axis]) for axis in re.findall(r"'([^']+)'", named[2]) if axis in sizes)
     return devices
-
-
-def _bytes(shape: str) -> int:
-    """Returns the size of an array, or of all arrays of a tuple, without what a layout adds."""
-    total = 0
-    for dtype, dimensions in _ELEMENT.findall(re.sub(r"\{[^{}]*\}", "", shape)):
-        digits = re.search(r"\d+", dtype)
-        bits = _BITS.get(dtype, int(digits[0]) if digits else 0)
-        total += -(-bits * math.prod(int(n) for n in dimensions.split(",") if n) // 8)
-    return total
