@@ -288,4 +288,5 @@ def _bytes_on_device(kind: Leaf, sharding: object) -> int:
     shape = kind.shape
     if isinstance(sharding, NamedSharding):
         shape = sharding.shard_shape(tuple(shape))
-    return math.prod(shape) * int(kind.dtype.itemsize)
+    size: int = math.prod(shape) * kind.dtype.itemsize
+    return size
