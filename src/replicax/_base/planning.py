@@ -1,12 +1,12 @@
-"""What is different where a program is only planned: devices that stand for others, and variables without values."""
+"""The switches of planning: whether strategies take all devices, and whether new variables have no values."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
-# Whether strategies take all devices that there are, whichever the program names. `replicax plan` starts a program so,
-# with as many virtual devices as it plans for.
+# Whether strategies take all devices of the process, whichever the program names. `replicax plan` sets it in a process
+# that has as many virtual devices as the first topology.
 takes_all_devices = False
 
 _abstract = False
@@ -25,9 +25,9 @@ def are_abstract() -> bool:
 def abstract_variables() -> Iterator[None]:
     """Returns a context in which new variables have shapes and dtypes, but no values, for steps that are only planned.
 
-    So `plan` works for a model that is larger than the memory of this machine. An initial value that is given by a
-    function is not computed. Such a variable reads as a `jax.ShapeDtypeStruct`, and what it is assigned is ignored. A
-    step that has such variables can be planned, but not run.
+    This lets `plan` work for a model that is larger than the memory of this machine. A function that gives an initial
+    value is only traced, unless it needs concrete values. The value of such a variable is a `jax.ShapeDtypeStruct`, and
+    assignments to it are ignored. A step with such variables can be planned, but not run.
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> with rx.experimental.abstract_variables():

@@ -1,4 +1,4 @@
-"""Compiles exported programs in processes of their own.
+"""Compiles exported programs, each in a process of its own.
 
 For TPUs the process runs the Python of another environment, which has `jax[tpu]` (see `environment`).
 """
@@ -22,18 +22,18 @@ from replicax._plan.chips import Topology
 from replicax._plan.lowering import Lowered
 
 VARIABLE = "REPLICAX_PLAN_PYTHON"
-_FRAME = re.compile(r"\s*@ |https?://symbolize")  # of the stack of a compiler that fails
+_FRAME = re.compile(r"\s*@ |https?://symbolize")  # a line of the native stack that a failing compiler prints
 AT_ONCE = 2  # libtpu's compiler uses several threads itself
 
 
 def compiled(lowered: Lowered, topology: Topology) -> dict[str, Any]:
-    """Returns the measurements of a program that a process of its own compiles for these devices.
+    """Compiles a program for these devices in another process, and returns the measurements.
 
     Raises:
         PlanError: the process fails, or there is no Python for it.
     """
     command = [python_for(topology), compiler.__file__]
-    # What is set for the programs of this process, as virtual devices, is not for the compiler.
+    # These are for the programs of this process, such as its virtual devices, and not for the compiler.
     ours = {"XLA_FLAGS", "REPLICAX_VIRTUAL_DEVICES", "JAX_NUM_CPU_DEVICES", "PYTHONPATH"}
     variables = {name: value for name, value in os.environ.items() if name not in ours}
     with tempfile.TemporaryDirectory(prefix="replicax-plan-") as name:
@@ -63,7 +63,7 @@ def compiled(lowered: Lowered, topology: Topology) -> dict[str, Any]:
             if missing := measured.get("missing"):
                 raise PlanError(
                     f"{command[0]} cannot compile for {topology.name}: it lacks {', '.join(missing)}. `replicax plan "
-                    f"--install` installs what it takes, which is used where {VARIABLE} is not set."
+                    f"--install` installs a Python that has them, which is used if {VARIABLE} is not set."
                 )
             return measured
     said = [line for line in (ended.stdout + ended.stderr).strip().splitlines() if not _FRAME.match(line)]
@@ -72,19 +72,22 @@ def compiled(lowered: Lowered, topology: Topology) -> dict[str, Any]:
 
 
 def python_for(topology: Topology) -> str:
-    """Returns the Python that compiles for such devices; raises `PlanError` where there is none."""
+    """Returns the Python that compiles for such devices; raises `PlanError` if there is none."""
     if topology.platform == "cpu":
         return sys.executable
     if chosen := os.environ.get(VARIABLE):
         if not os.access(chosen, os.X_OK):
-            raise PlanError(f"{VARIABLE} is {chosen!r}, which is no program. It names the Python that has jax[tpu].")
+            raise PlanError(
+                f"{VARIABLE} is {chosen!r}, which is not an executable file. Set it to a Python that has jax[tpu] and "
+                "flatbuffers."
+            )
         return chosen
     if found := environment.installed():
         return found
     if importlib.util.find_spec("libtpu") is not None:
         return sys.executable
     raise PlanError(
-        "To plan for TPUs takes their compiler. `replicax plan --install` installs it in an environment of its own, "
-        f"{environment.folder()}, as it changes how JAX starts. Or set {VARIABLE} to a Python that has jax[tpu] and "
-        f"flatbuffers. See {doc_pages.page('planning.md')}."
+        "To plan for TPUs, install XLA's compiler for them: `replicax plan --install` puts it in an environment of its "
+        f"own, {environment.folder()}, since it changes how JAX starts. Or set {VARIABLE} to a Python that has "
+        f"jax[tpu] and flatbuffers. See {doc_pages.page('planning.md')}."
     )

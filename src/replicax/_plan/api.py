@@ -1,4 +1,4 @@
-"""`plan`: what a step would need and do on devices that are not there."""
+"""`plan`: compiles a step for devices that are not there."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ from replicax._plan.report import TopologyPlan, report
 
 
 def plan(step: Callable[..., Tree], batch: Tree = (), *, topology: str | int | Sequence[str | int]) -> Plan:
-    """Compiles a step for devices that are not there, and says what it needs and does on them; nothing runs.
+    """Compiles a step for devices that are not there, and reports its memory, communication and least time on them.
 
-    The compiler runs in a process of its own: for TPUs the real one, which `replicax plan --install` installs apart
-    from your environment. The variables' values play no part. It takes the extra `plan`. See docs/planning.md.
+    Nothing runs, and the variables' values are not used. The compiler is a process of its own: for TPUs it is XLA's
+    own compiler, which `replicax plan --install` installs apart from your environment. `plan` needs the extra `plan`.
+    See docs/planning.md.
 
     Args:
         step: a `function`, or a function that is then compiled as one.
-        batch: the arguments in a tuple, or the only one, as of `strategy.benchmark`: a distributed dataset or an
+        batch: the arguments in a tuple, or the only one, as for `strategy.benchmark`. A distributed dataset or an
             iterator stands for its next element, which it keeps. In place of arrays there may be specs: `TensorSpec`,
-            `jax.ShapeDtypeStruct`, and `PerReplicaSpec` in the strategy's scope. Each replica's part stays as large as
-            it is here, whatever the number of replicas. Under a strategy of one replica, arrays are that one's part.
+            `jax.ShapeDtypeStruct`, and `PerReplicaSpec` in the strategy's scope. The part of each replica has the size
+            that it has here, whatever the number of replicas. If the strategy has one replica here, whole arrays are
+            its part.
         topology: a TPU topology such as "v5e:2x4" or "v5p:4x4x8", or a number of virtual CPU devices; or a list.
 
     Returns:
         A `Plan`, which prints as a table, with a column for each topology.
 
     Raises:
-        PlanError: a ValueError. There is no such topology, the step has no program of its own, its strategy cannot be
-            planned for, or there is no compiler.
+        PlanError: a ValueError. There is no such topology, `batch` has no next element, the step has no program of its
+            own, its strategy cannot be planned for, or there is no compiler.
 
     >>> import replicax as rx
     >>> print(rx.plan(train_step, batch, topology=["v5e:2x4", "v5e:8x8"]))  # doctest: +SKIP
@@ -45,7 +47,7 @@ def plan(step: Callable[..., Tree], batch: Tree = (), *, topology: str | int | S
     named = [topology] if isinstance(topology, (str, int)) else list(topology)
     topologies = [chips.parse(each) for each in named]
     if not topologies:
-        raise PlanError("`topology` names no topology.")
+        raise PlanError("`topology` is an empty list. Name at least one topology, such as 'v5e:2x4' or 8.")
     check(topologies)
     compiled: Function = step if is_function(step) else function(step)
     traced = Step(compiled, arguments(batch))
@@ -53,9 +55,9 @@ def plan(step: Callable[..., Tree], batch: Tree = (), *, topology: str | int | S
 
 
 def check(topologies: Sequence[chips.Topology]) -> None:
-    """Raises `PlanError` where something is not installed that plans for these topologies take."""
+    """Raises `PlanError` if something is not installed that plans for these topologies need."""
     if importlib.util.find_spec("flatbuffers") is None:
-        raise PlanError(f"To plan takes flatbuffers, by which JAX stores programs: {doc_pages.install('plan')}.")
+        raise PlanError(f"Plans need flatbuffers, with which JAX stores programs: {doc_pages.install('plan')}.")
     for each in topologies:
         apart.python_for(each)
 
@@ -80,7 +82,7 @@ def arguments(batch: Tree) -> tuple[Tree, ...]:
 
 
 def compile_all(step: Step, topologies: Sequence[chips.Topology]) -> list[TopologyPlan]:
-    """Returns the plans of a step for all topologies, some of which are compiled at a time."""
+    """Returns the plans of a step for all topologies. Several are compiled at a time."""
 
     def planned(lowered: Lowered, topology: chips.Topology) -> TopologyPlan:
         return report(topology, lowered.replicas, lowered.inputs, apart.compiled(lowered, topology))

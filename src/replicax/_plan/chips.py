@@ -1,4 +1,4 @@
-"""What the kinds of chips that a plan can be made for have, by their makers' public specifications."""
+"""The kinds of chips that there are plans for, with the figures that their maker publishes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Chip:
     Args:
         name: as in the name of a topology.
         memory: bytes of its HBM.
-        flops: the most operations in a second, of bfloat16.
+        flops: the most operations in a second, in bfloat16.
         memory_speed: the most bytes of HBM that are read or written in a second.
         link_speed: the most bytes that go to and from other chips in a second, over all links.
-        cores: the number of JAX's devices that it is.
+        cores: the number of JAX's devices on it.
         most: the grid of the largest slice.
-        source: the page that says so.
+        source: the page with these figures.
     """
 
     name: str
@@ -52,12 +52,12 @@ CHIPS = {
 
 @dataclass(frozen=True)
 class Topology:
-    """Devices to plan for: chips in a grid, or so many virtual CPU devices.
+    """Devices to plan for: chips in a grid, or a number of virtual CPU devices.
 
     Attributes:
         name: as the user names it; "cpu:8" for eight virtual CPU devices.
         size: the number of JAX's devices.
-        chip: None of CPU devices.
+        chip: None for CPU devices.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Topology:
 
     @property
     def memory(self) -> float | None:
-        """The bytes of memory of a device; None where that is the host's."""
+        """The bytes of memory of a device; None for CPU devices, which share the host's."""
         return None if self.chip is None else self.chip.memory / self.chip.cores
 
 
 def parse(topology: str | int) -> Topology:
-    """Returns the topology of this name, or so many CPU devices.
+    """Returns the topology of this name, or of this number of CPU devices.
 
     Raises:
         PlanError: there is no such topology.

@@ -16,7 +16,8 @@ from replicax._plan import chips, environment, program
 
 _DESCRIPTION = """\
 Run a program up to its training step, without values, and compile the step for devices that are not there: what memory
-it needs on each, what it communicates, and how long it takes at least. See docs/planning.md.
+it needs on each, what it communicates, and how long it takes at least. What the program does before its step, it does
+as always: also what it writes to files, and what it deletes. See docs/planning.md.
 """
 
 _EPILOG = """\
@@ -41,7 +42,7 @@ def parser(name: str) -> argparse.ArgumentParser:
     add("--step", metavar="NAME", help=text)
     text = "install the compiler for TPUs in an environment of its own, in the user's cache"
     add("--install", action=_Install, nargs=0, help=text)
-    add("--picture", metavar="FILE", help="draw the plan to this file (it takes matplotlib)")
+    add("--picture", metavar="FILE", help="draw the plan to this file (needs matplotlib)")
     return result
 
 
@@ -70,8 +71,7 @@ def main(arguments: Sequence[str], name: str) -> int:
     options = program.Options([each.name for each in given.topology], given.step, given.picture, given.module)
     devices = f"{first.platform.upper()}:{min(first.size, program.MOST_DEVICES)}"
     variables = {**os.environ, "JAX_PLATFORMS": "cpu", "REPLICAX_VIRTUAL_DEVICES": devices}
-    for cluster in ("TF_CONFIG", "REPLICAX_HINT_SHORT_STEPS"):
-        variables.pop(cluster, None)
+    variables.pop("TF_CONFIG", None)  # the plan is made in one process
     command = [sys.executable, "-m", "replicax._plan.program", json.dumps(dataclasses.asdict(options)), given.program]
     try:
         return subprocess.run([*command, *given.arguments], env=variables, check=False).returncode

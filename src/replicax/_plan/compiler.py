@@ -1,9 +1,8 @@
-"""Compiles an exported program and measures it: a program of its own, which needs JAX alone.
+"""Compiles an exported program and measures it. This file runs as a program, and needs only JAX:
 
     python compiler.py REQUEST.json
 
-It runs in a process of its own, for TPUs by the Python of an environment that has libtpu (see `apart`). So it imports
-nothing of replicax.
+For TPUs the Python of an environment that has libtpu runs it (see `apart`), so it imports nothing of replicax.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# What libtpu asks the machine for, which has no TPU. It is loaded for its compiler alone.
+# Answers to what libtpu asks a machine with TPUs. Here it is loaded only for its compiler.
 _WITHOUT_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -36,7 +35,7 @@ _SIZES = {
 
 
 def measured(compiled: Any, seconds: float) -> dict[str, Any]:
-    """Returns what a compiled program says of itself, as JSON can hold it."""
+    """Returns what a compiled program says about itself, in types of JSON."""
     memory, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
     return {
         "memory": {name: int(getattr(memory, attribute)) for name, attribute in _SIZES.items()},
@@ -63,7 +62,7 @@ def compile_request(request: dict[str, Any], folder: Path) -> dict[str, Any]:
 
         name, options = request["topology"], {}
         sides = [int(side) for side in name.partition(":")[2].split("x")]
-        if any(side % 2 for side in sides[:2]):  # else hosts have 2x2 chips
+        if any(side % 2 for side in sides[:2]):  # without the option, a host has 2x2 chips
             options["chips_per_host_bounds"] = [2 - side % 2 for side in (*sides[:2], 1)]
         devices = topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
     else:

@@ -19,7 +19,7 @@ _STAMP = "installed"  # a file that is made last
 
 
 def folder() -> Path:
-    """Returns the folder of the environment, which need not be there."""
+    """Returns the folder of the environment, whether it exists or not."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(cache, "replicax", "plan", f"jax-{importlib.metadata.version('jax')}")
 

@@ -1,4 +1,4 @@
-"""What calls of compiled functions do in a program that is planned."""
+"""Plans the step of a program when the program calls it, and answers its other calls with zeros."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from replicax._values import PerReplica
 
 
 class Planned(SystemExit):
-    """Ends the program: its step has been planned."""
+    """Ends a program the step of which has been planned."""
 
 
 class Planner:
@@ -42,7 +42,7 @@ class Planner:
 
     @contextlib.contextmanager
     def in_calls(self) -> Iterator[None]:
-        """Returns a context in which compiled functions that are called from outside of any trace come to `call`."""
+        """Returns a context in which `call` handles every call of a compiled function from outside of a trace."""
         before = Function.__call__
 
         def called(function: Function, *args: Tree, **kwargs: Tree) -> Tree:
@@ -74,7 +74,7 @@ class Planner:
         if not self._passed:
             return "The program has ended and called no function of `replicax.function`: there is no step to plan."
         names = ", ".join(self._passed)
-        wanted = "assigns variables" if self._step is None else f"is called {self._step!r}"
+        wanted = "assigns variables" if self._step is None else f"has the name {self._step!r}"
         return f"No compiled function that the program calls {wanted}. Choose a step with --step NAME from: {names}."
 
 

@@ -1,8 +1,8 @@
 """Lowers a step for devices that are not there: traced again, with a mesh that stands for them.
 
-The step is traced first as it is, which runs nothing: so it is known which strategy's replicas it runs, and which
-elements of datasets it takes. Then the strategy's mesh stands for the planned devices, the variables have shapes in
-place of arrays, and what is traced is exported. No device takes part, and no value.
+First the step is traced as it is, without running: this shows which strategy's replicas it runs, and which elements of
+datasets it takes. Then it is traced with a mesh that stands for the planned devices and with variables that have shapes
+in place of arrays, and the result is exported. No device and no value takes part.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ class Lowered:
 
 
 class Step:
-    """A step of the user's, traced as it is, to be lowered for any topology.
+    """A user's step, traced as it is, which can be lowered for any topology.
 
     Args:
         function: the compiled function.
-        args, kwargs: what a call takes: values as a step gets them, or specs of them.
+        args, kwargs: the arguments of a call, or specs of them.
 
     Attributes:
         name: the function's.
         assigns: whether it assigns variables.
         results: the specs of what it returns.
-        mesh: that of its replicas; None where it runs under no strategy that has one.
+        mesh: the mesh of its replicas; None if it runs no replicas, or its strategy has no mesh.
 
     Raises:
         PlanError: the step cannot be compiled as a whole, or runs under a strategy that cannot be planned for.
@@ -97,9 +97,10 @@ class Step:
         unknown = [v for v in program.level.variables.values() if isinstance(v._storage, HomeStorage)]
         if unknown or program._runner is not None or (self.mesh is not None and not self.mesh.all_local):
             raise PlanError(
-                f"{self.name} cannot be planned: it needs a strategy whose variables lie with the replicas of this "
-                "process, such as MirroredStrategy; not parameter servers, CentralStorageStrategy or several "
-                "processes. A step of several processes is planned in one: its strategy has all the replicas there."
+                f"{self.name} cannot be planned: its strategy has to keep the variables with the replicas, in this "
+                "process, as MirroredStrategy does. ParameterServerStrategy, CentralStorageStrategy and jobs of "
+                "several processes do not. Plan the step of such a job in one process, where its strategy has all "
+                "replicas."
             )
 
     def lowered(self, topology: Topology) -> Lowered:
@@ -113,7 +114,7 @@ class Step:
                 return self._exported(topology)
         if topology.size % self.mesh.logical_size:
             raise PlanError(
-                f"{topology.name} has {topology.size} devices, which are no whole number of replicas of "
+                f"{topology.name} has {topology.size} devices, which cannot be divided into replicas of "
                 f"{self.mesh.logical_size} devices each."
             )
         was_alone = self.mesh.size == 1
@@ -152,7 +153,7 @@ class Step:
 
 
 class _Planning(Tracing):
-    """A trace that takes only the elements that it is given, and gives none back."""
+    """A trace that takes only the given elements of datasets, and gives none back."""
 
     def _give_back(self) -> None:
         self._queue.clear()
@@ -173,11 +174,11 @@ def _abstract_variables() -> Iterator[None]:
 
 
 def _with_values(leaf: Leaf) -> Leaf:
-    """Returns what a step takes for an argument of a plan: specs become values without contents."""
+    """Returns an argument of the step for a leaf of the batch: specs become values without contents."""
     if isinstance(leaf, DistributedDataset):
         raise PlanError(
-            "A distributed dataset in a tuple would be an argument of the step. Pass the dataset itself, for its first "
-            "element, or an iterator."
+            "`batch` is a tuple with a distributed dataset in it, which would be an argument of the step. Pass the "
+            "dataset itself, for its first element, or an iterator."
         )
     specs = leaf.value_specs if isinstance(leaf, PerReplicaSpec) else (leaf,)
     if any(isinstance(spec, TensorSpec) and not spec.shape.is_fully_defined() for spec in specs):
@@ -197,21 +198,21 @@ def _with_values(leaf: Leaf) -> Leaf:
 
 
 def _mesh_of_specs() -> ReplicaMesh:
-    """Returns the mesh of the current strategy or, outside of any scope, of the only one that has variables."""
+    """Returns the mesh of the current strategy or, outside of any scope, of the only strategy that has variables."""
     found = {id(each._mesh): each._mesh for each, _ in variables.living if each._mesh is not None}
     if context.has_strategy():
         current = getattr(context.get_strategy().extended, "_mesh", None)
         found = {} if current is None else {id(current): current}
     if len(found) != 1:
         raise PlanError(
-            f"Specs of replicas' values do not say of which strategy, and there are variables of {len(found)}. Call "
+            f"A PerReplicaSpec does not say which strategy it is for, and {len(found)} strategies have variables. Call "
             "`plan` in the strategy's scope, or pass a batch of a distributed dataset."
         )
     return next(iter(found.values()))
 
 
 def _planned(leaf: Leaf, mesh: ReplicaMesh | None, was_alone: bool) -> Leaf:
-    """Returns an argument for the planned mesh: each replica's part is as large as the largest one was."""
+    """Returns an argument for the planned mesh, in which each replica's part has the size of the largest one."""
     if mesh is None:
         return leaf
     of_mesh = isinstance(leaf, (PerReplica, Mirrored)) and mesh_of(leaf) is mesh
@@ -234,7 +235,7 @@ def _spec_of(leaf: Leaf) -> list[object]:
 
 
 class _Whole(NamedTuple):
-    """An array of which every replica has all, but could have a part."""
+    """An array that every replica has whole, and that could be sharded."""
 
     name: str
     shape: tuple[int, ...]
@@ -259,10 +260,10 @@ def _inputs(program: Program, batch: Sequence[Leaf], replicas: int) -> Inputs:
 
 
 def _with_state(wholes: Sequence[_Whole]) -> dict[str, int]:
-    """Returns the bytes of each array by its name, those of variables with their optimizer's state.
+    """Returns the bytes of each array by its name; those of a variable include its optimizer's state.
 
-    A state is known by its shape: where it has the same number of arrays for each variable of a shape, they belong to
-    the variables. Other arrays are for themselves.
+    The state is recognized by its shape: if the number of other arrays of a shape is a multiple of the number of
+    trainable ones, they are their state. Otherwise each array counts for itself.
     """
     found: dict[str, int] = {}
     for shape in dict.fromkeys(whole.shape for whole in wholes):

@@ -1,4 +1,4 @@
-"""Plans as a picture: the memory of a device, and what bounds the time of a step. It takes matplotlib."""
+"""Plans as a picture: the memory of a device, and what bounds the time of a step. It needs matplotlib."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PARTS = {
 def check(path: str | os.PathLike[str]) -> None:
     """Raises `PlanError` if no picture can be written to this file."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise PlanError(f"To draw a plan takes matplotlib: {doc_pages.install('plan')}.")
+        raise PlanError(f"Drawing a plan needs matplotlib: {doc_pages.install('plan')}.")
     from matplotlib.figure import Figure
 
     folder, kind = Path(path).parent, Path(path).suffix.removeprefix(".")

@@ -34,10 +34,10 @@ class Plan:
         return table.text(self.step, self.topologies)
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        """Draws the memory of a device and the bounds of a step's time, for each topology; it takes matplotlib.
+        """Draws the memory of a device and the bounds of a step's time, for each topology; it needs matplotlib.
 
         Args:
-            path: the file, whose ending says in which format.
+            path: the file. Its ending is that of a format of matplotlib, such as ".png".
         """
         from replicax._plan import picture
 

@@ -1,10 +1,10 @@
-"""Runs a program up to its training step, and plans that: what `replicax plan` starts.
+"""Runs a program up to its training step, and plans the step. `replicax plan` starts this module:
 
     python -m replicax._plan.program OPTIONS PROGRAM ARGUMENTS...
 
 The process has as many virtual devices as the first topology, and its variables have no values. The first call of a
-compiled function that assigns variables, or of the one that is named, is the step. Compiled functions that are called
-before it return zeros.
+compiled function that assigns variables, or of the one that `--step` names, is the step. Compiled functions that are
+called before it return zeros.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from replicax._base import planning
 
-MOST_DEVICES = 256  # that a program sees; XLA has no more threads for the parts of programs of CPU devices
+MOST_DEVICES = 256  # that a program sees: XLA does not have the threads to run programs on more CPU devices
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Options:
 
 
 def run(options: Options, program: str, arguments: list[str]) -> None:
-    """Runs the program until its step is planned; raises `SystemExit` then, or where it ends without one."""
+    """Runs the program; raises `SystemExit` once its step is planned, or when it ends without one."""
     _check_program(options, program)
     planning.takes_all_devices = True
     sys.argv = [program, *arguments]

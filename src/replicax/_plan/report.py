@@ -1,4 +1,4 @@
-"""What the compiler says that a step needs and does on one topology."""
+"""The plan of a step for one topology, from what the compiler measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from replicax._plan import hlo, operations
 from replicax._plan.chips import Topology
 from replicax._plan.hlo import Collective
 
-# XLA's words, of all that a program needs, and of its temporaries alone.
+# XLA's errors, which name either all that a program needs or its temporaries alone.
 _OUT_OF_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", re.I)
 _TEMPORARIES = re.compile(r"HLO temporaries \(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)", re.I)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -21,17 +21,17 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class Memory:
     """The bytes that a step needs on each device.
 
-    The first three are the arrays' own; what else there is, is the compiler's. It pads arrays, so that its `arguments`
-    may be more than the three together.
+    The first three are the sizes of the arrays; the others are the compiler's figures. It pads arrays, so `arguments`
+    may be more than the first three together.
 
     Attributes:
-        variables: of trainable variables.
-        state: of the other variables: the optimizer's, statistics, counters.
-        batch: of the step's other inputs.
-        arguments: of all inputs, as the compiler lays them out.
-        outputs: of results that do not replace an input.
-        temporaries: of what lives during the step.
-        code: of the program.
+        variables: trainable variables.
+        state: the other variables: the optimizer's state, statistics, counters.
+        batch: the step's other inputs.
+        arguments: all inputs, as the compiler lays them out.
+        outputs: results that do not replace an input.
+        temporaries: what exists only during the step.
+        code: the program.
     """
 
     variables: int
@@ -55,12 +55,12 @@ class Memory:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The bytes of a step's inputs on a device, and those of its arrays of which every replica has a copy.
+    """The bytes of a step's inputs on a device, and of its arrays of which every replica has a copy.
 
     Attributes:
-        variables, state, batch: as of `Memory`.
-        copies: by the names of variables' arrays, the bytes of those that are not sharded and can be, each with its
-            optimizer's state.
+        variables, state, batch: as in `Memory`.
+        copies: the bytes of the variables' arrays that are not sharded but can be, by name, each with its optimizer's
+            state.
     """
 
     variables: int = 0
@@ -76,17 +76,19 @@ class TopologyPlan:
     Attributes:
         topology: the name.
         replicas: the number of replicas.
-        memory: of each device; None where the compiler found that the step does not fit, and gave up.
+        memory: of each device; None if the compiler refused the step.
         needed: the bytes that a device would need.
-        available: the bytes that it has, None for the host's memory.
+        available: the bytes that a device has; None for CPU devices, which share the host's memory.
         collectives: every collective of a step.
         flops: the operations of a step on one device, by XLA's count, and those of matrix products and convolutions
             in further rounds of loops.
-        bytes_moved: the bytes that they read and write, by XLA's count, which takes the body of a loop once.
+        bytes_moved: the bytes that the operations read and write, by XLA's count, which takes the body of a loop once.
         compile_seconds: what compiling took here.
         savings: the three arrays that would save most if they were sharded, with their optimizer's state: names, and
             bytes saved on each device.
-        error: why the compiler refused the step, None where it did not.
+        error: why the compiler refused the step, None if it did not.
+        bounds: the seconds that a step takes at least for "computation", "memory" and "communication", each alone;
+            empty for CPU devices, for which there are no figures.
     """
 
     topology: str
@@ -109,10 +111,7 @@ class TopologyPlan:
 
     @property
     def bound(self) -> tuple[str, float] | None:
-        """What limits a step most ("computation", "memory" or "communication") and the seconds that it takes at least.
-
-        Nothing of CPU devices, of which there are no figures.
-        """
+        """The largest of the bounds, by name and in seconds; None for CPU devices."""
         if not self.bounds:
             return None
         name = max(self.bounds, key=lambda each: self.bounds[each])
@@ -154,7 +153,7 @@ def report(topology: Topology, replicas: int, inputs: Inputs, measured: Mapping[
 
 
 def _bounds(topology: Topology, collectives: Sequence[Collective], flops: float, moved: float) -> dict[str, float]:
-    """Returns the seconds that a step takes at least, if one thing alone limits it: the roofline's bounds."""
+    """Returns the roofline's bounds: the seconds that a step takes at least, if one thing alone limits it."""
     chip = topology.chip
     if chip is None:
         return {}
@@ -171,7 +170,7 @@ def _savings(copies: Mapping[str, int], replicas: int) -> tuple[tuple[str, int],
 
 
 def _out_of_memory(error: str, inputs: int) -> tuple[float, float]:
-    """Returns the bytes that XLA needs and has, as its error says; of an error that does not say it, the inputs' and 0.
+    """Returns the bytes that XLA needs and has by its error; if that names none, the bytes of the inputs, and 0.
 
     Args:
         error: the text.
