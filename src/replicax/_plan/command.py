@@ -16,8 +16,8 @@ from replicax._plan import chips, environment, program
 
 _DESCRIPTION = """\
 Run a program up to its training step, without values, and compile the step for devices that are not there: what memory
-it needs on each, what it communicates, and how long it takes at least. What the program does before its step, it does
-as always: also what it writes to files, and what it deletes. See docs/planning.md.
+it needs on each, what it communicates, and how long it takes at least. Whatever the program does before its step really
+happens, such as writing and deleting files. See docs/planning.md.
 """
 
 _EPILOG = """\
