@@ -144,6 +144,14 @@ def test_the_command_says_which_steps_there_are(command):
     assert done.returncode == 1 and "replicax plan: To plan for TPUs" in done.stderr, done.stderr
 
 
+def test_a_program_that_needs_values_before_its_step_is_told_that_there_are_none(command, tmp_path):
+    file = tmp_path / "eager.py"
+    file.write_text("import replicax as rx\nprint(rx.Variable(1.0).value() + 1)\n")
+    done = command("--topology", "2", str(file))
+    assert done.returncode == 1 and "TypeError" in done.stderr
+    assert "variables have only shapes" in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_program_that_exits_before_its_step_is_not_taken_for_planned(command, tmp_path, status):
     file = tmp_path / "exits.py"

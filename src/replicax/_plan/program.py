@@ -60,6 +60,12 @@ def run(options: Options, program: str, arguments: list[str]) -> None:
         if ended.code or isinstance(ended, interception.Planned):
             raise
         # Else the program has ended as without `sys.exit`, and has not called its step.
+    except Exception as error:
+        error.add_note(
+            "`replicax plan` runs a program up to its step without values: variables have only shapes, and compiled "
+            "functions return zeros. Code that needs values fails, and so does a step that is not compiled."
+        )
+        raise
     sys.exit(f"replicax plan: {planner.advice()}")
 
 
