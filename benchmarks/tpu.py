@@ -43,26 +43,16 @@ MODELS = {"language model": LanguageModel(), "wide": models.MODELS["wide"], "ima
 
 
 def planned(name: str, model: Any, topology: str) -> dict[str, Any]:
-    """What the compiler says of one contender's step; `model.batch` are the rows of one replica."""
-    from replicax._plan import hlo
-
-    if name == "replicax":
-        plan = ours(model, topology)
-        assert plan.memory is not None
-        collectives, temporaries, flops = plan.collectives, plan.memory.temporaries, plan.flops
-    else:
-        from replicax._plan import apart, chips
-
-        where = chips.parse(topology)
-        measured = apart.compiled(by_hand(name, model, where.size), where)
-        collectives = hlo.collectives(measured["text"], where.size)
-        temporaries, flops = measured["memory"]["temporaries"], measured["flops"]
+    """What the compiler says of one contender's step; `model.batch` is the number of rows of one replica."""
+    plan = ours(model, topology) if name == "replicax" else by_hand(name, model, topology)
+    if plan.memory is None:
+        raise SystemExit(f"The step {name!r} does not compile for {topology}: {plan.error}")
     return {
-        "temporaries": temporaries,
-        "flops": flops,
-        "collectives": sum(each.times for each in collectives),
-        "overlapping": sum(each.times for each in collectives if each.overlaps),
-        "bytes": sum(each.bytes * each.times for each in collectives),
+        "temporaries": plan.memory.temporaries,
+        "flops": plan.flops,
+        "collectives": sum(each.times for each in plan.collectives),
+        "overlapping": sum(each.times for each in plan.collectives if each.overlaps),
+        "bytes": sum(each.bytes * each.times for each in plan.collectives),
     }
 
 
@@ -76,16 +66,20 @@ def ours(model: Any, topology: str) -> Any:
     return rx.plan(contender.step, tuple(contender.batch), topology=topology)[topology]
 
 
-def by_hand(name: str, model: Any, size: int) -> Any:
-    """The step of a contender that is written by hand, lowered for so many replicas without any value."""
+def by_hand(name: str, model: Any, topology: str) -> Any:
+    """The plan of a contender's step that is written by hand, which is lowered without any value."""
     import jax
     import side_jax
     from jax import export
     from jax.sharding import AbstractMesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    from replicax._plan.lowering import Inputs, Lowered
+    from replicax._plan import apart, chips
+    from replicax._plan.lowering import Lowered
+    from replicax._plan.report import Inputs, report
 
+    where = chips.parse(topology)
+    size = where.size
     mesh = AbstractMesh((size,), ("replica",))
     state = jax.eval_shape(lambda: (p := model.parameters(), side_jax.transformation(model).init(p)))
     batch = [(len(part) * size, *part.shape[1:]) for part in models.batch(model, 1)]
@@ -105,7 +99,8 @@ def by_hand(name: str, model: Any, size: int) -> Any:
     exported = export.export(jax.jit(flat), platforms=["tpu"])(*leaves)
     specs = [list(leaf.sharding.spec) for leaf in leaves]
     donated = len(jax.tree.leaves(state))
-    return Lowered(bytes(exported.serialize()), {"replica": size}, specs, donated, size, Inputs())
+    lowered = Lowered(bytes(exported.serialize()), {"replica": size}, specs, donated, size, Inputs())
+    return report(where, size, Inputs(), apart.compiled(lowered, where))
 
 
 def tables(found: dict[str, Any]) -> dict[str, Table]:
