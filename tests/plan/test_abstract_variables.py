@@ -55,6 +55,16 @@ def test_initial_values_that_need_numbers_are_computed():
     assert float(rx.Variable(1.0)) == 1.0  # as before, outside
 
 
+def test_contexts_of_several_threads_may_overlap():
+    first, second = rx.experimental.abstract_variables(), rx.experimental.abstract_variables()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert isinstance(rx.Variable(1.0).value(), jax.ShapeDtypeStruct)
+    second.__exit__(None, None, None)
+    assert float(rx.Variable(1.0)) == 1.0
+
+
 def test_what_is_assigned_is_ignored_and_nothing_is_saved(tmp_path):
     rx.train.Checkpoint(v=rx.Variable(3.0)).save(tmp_path / "before")
     with rx.experimental.abstract_variables():

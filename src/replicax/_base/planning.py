@@ -9,7 +9,7 @@ from collections.abc import Iterator
 # that has as many virtual devices as the first topology.
 takes_all_devices = False
 
-_abstract = False
+_abstract = 0  # contexts of `abstract_variables` that are open, in all threads
 
 
 class PlanError(ValueError):
@@ -18,7 +18,7 @@ class PlanError(ValueError):
 
 def are_abstract() -> bool:
     """Returns whether new variables have shapes in place of values."""
-    return _abstract
+    return _abstract > 0
 
 
 @contextlib.contextmanager
@@ -27,7 +27,8 @@ def abstract_variables() -> Iterator[None]:
 
     This lets `plan` work for a model that is larger than the memory of this machine. A function that gives an initial
     value is only traced, unless it needs concrete values. The value of such a variable is a `jax.ShapeDtypeStruct`, and
-    assignments to it are ignored. A step with such variables can be planned, but not run.
+    assignments to it are ignored. A step with such variables can be planned, but not run. The context holds for
+    variables that any thread makes meanwhile.
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> with rx.experimental.abstract_variables():
@@ -36,8 +37,8 @@ def abstract_variables() -> Iterator[None]:
     (TensorShape([1000000000, 1000]), ShapeDtypeStruct(shape=(1000000000, 1000), dtype=float32))
     """
     global _abstract
-    before, _abstract = _abstract, True
+    _abstract += 1
     try:
         yield
     finally:
-        _abstract = before
+        _abstract -= 1
