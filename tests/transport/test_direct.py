@@ -200,13 +200,48 @@ def test_as_many_strangers_as_there_may_be_keep_nobody_out(run):
             at = parse(other.address)[0], first.wait_until_ready(60)["port"]
             strangers = [socket.create_connection(at, timeout=60) for _ in range(direct._STRANGERS)]
             refused = socket.create_connection(at, timeout=60)
-            assert not refused.recv(1)  # one more is closed at once
+            assert not refused.recv(1)  # one more is closed
             second = connect(other.address)
             for peer in (first, second):
                 assert peer.call("echo", {"a": 1}, timeout=60) == ({"a": 1}, [])
                 peer.close()
             for stranger in (*strangers, refused):
                 stranger.close()
+        """)
+
+
+def test_callers_that_come_at_once_get_connections_one_after_the_other(run):
+    run("""
+        import threading
+        from tasks import echo, started
+        def start():
+            import time
+            from replicax._transport import direct
+            from replicax._transport.service import Service
+            prepare = direct._prepare
+            def slowly(connection):
+                time.sleep(0.05)
+                prepare(connection)
+            direct._STRANGERS, direct._prepare = 1, slowly
+            service = Service("127.0.0.1:0", {"echo": echo})
+            service.start()
+            return service.address
+        with started(start) as other:
+            from concurrent.futures import ThreadPoolExecutor
+            from replicax._transport.direct import DirectLane
+            from replicax._transport.peer import connect
+            peers = [connect(other.address) for _ in range(8)]
+            barrier = threading.Barrier(len(peers))
+            def call(peer):
+                peer.wait_until_ready(60)
+                barrier.wait(60)
+                peer.call("echo", {"a": 1}, timeout=60)
+                (lane,) = peer._link._lanes._all
+                return type(lane)
+            with ThreadPoolExecutor(len(peers)) as pool:
+                assert set(pool.map(call, peers)) == {DirectLane}
+            for peer in peers:
+                peer.close()
         """)
 
 

@@ -28,7 +28,8 @@ from replicax._transport.wire import Bytes, Message, room_for
 
 _SIZE = struct.Struct("<Q")
 _NAME = 32  # characters
-_STRANGERS = 64  # connections that have not said yet who they are; more are closed at once
+_STRANGERS = 64  # connections that have not said yet who they are
+_TURN = 1.0  # seconds that one more waits for its turn, and then it is closed: many callers may come at once
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # the system finds within a minute who is gone
 
 
@@ -207,7 +208,7 @@ class Listener:
             except OSError:  # it was stopped; or the process has too many files open, for now
                 self._stopped.wait(0.1)
                 continue
-            if not self._strangers.acquire(blocking=False):
+            if not self._strangers.acquire(timeout=_TURN):
                 connection.close()
                 continue
             try:
