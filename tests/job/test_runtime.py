@@ -302,11 +302,12 @@ def test_the_diagnosis_names_the_late_process():
     assert diagnosis.cause == () and diagnosis.message.endswith("which every process has reached")
 
 
+@pytest.mark.parametrize("call", [(2, "step"), (None, "the end of the data")], ids=["call", "exchange"])
 @pytest.mark.parametrize("age, heard, left", [(9.0, 100.0, False), (11.0, 100.0, True), (11.0, 89.5, False)])
-def test_a_thread_that_outlives_its_program_has_time_for_its_first_call(age, heard, left):
+def test_a_thread_that_outlives_its_program_has_time_for_its_first_call(age, heard, left, call):
     """And it is not judged by what was heard before the others began to wait."""
     job = peers(2, 0)
-    job[0].oldest, job[1].ended, job[1].heard = (2, "step", age), "'trainer'", heard
+    job[0].oldest, job[0].order, job[1].ended, job[1].heard = (*call, age), 1, "'trainer'", heard
     diagnosis = _diagnosis.left(job, 100.5)
     assert (diagnosis is not None) is left
     if diagnosis:

@@ -149,16 +149,12 @@ def left(peers: Mapping[int, Peer], now: float) -> Diagnosis | None:
             continue
         number, label = waits_for(peer)
         if number is not None:
-            absent = [
-                j
-                for j, p in peers.items()
-                if p.count < number and (p.left or (p.ended and (peer.broken or _long_awaited(peer, p, now))))
-            ]
+            behind = [j for j, p in peers.items() if p.count < number]
         elif peer.oldest and peer.oldest[2] > _PATIENCE:
-            absent = [j for j, p in peers.items() if (p.left or p.ended) and p.waits < peer.order]
+            behind = [j for j, p in peers.items() if p.waits < peer.order]
         else:
-            absent = []
-        if absent:
+            behind = []
+        if absent := [j for j in behind if _will_not_come(peers[j], peer, now)]:
             message = (
                 f"{names(peers, absent)} {'has' if len(absent) == 1 else 'have'} ended the program after "
                 f"{_calls(peers[absent[0]].count)}, while {peer.name} waits in {call_name(number, label)}"
@@ -169,10 +165,14 @@ def left(peers: Mapping[int, Peer], now: float) -> Diagnosis | None:
     return None
 
 
-def _long_awaited(peer: Peer, other: Peer, now: float) -> bool:
-    """Returns whether a process has long been in a call without another, which was heard of since the call began."""
+def _will_not_come(late: Peer, peer: Peer, now: float) -> bool:
+    """Returns whether a process has ended its program, and no thread of it will join a call in which another waits.
+
+    A thread has some time for that, and what the process said before the other began to wait does not count.
+    """
     age = peer.oldest[2] if peer.oldest else 0.0
-    return age > _THREAD_PATIENCE and now - other.heard < age
+    in_vain = peer.broken is not None or (age > _THREAD_PATIENCE and now - late.heard < age)
+    return late.left or (bool(late.ended) and in_vain)
 
 
 def waits_for(peer: Peer) -> tuple[int | None, str]:
