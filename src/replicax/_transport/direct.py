@@ -30,22 +30,22 @@ _SIZE = struct.Struct("<Q")
 _NAME = 32  # characters
 _STRANGERS = 64  # connections that have not said yet who they are
 _TURN = 1.0  # seconds that one more waits for its turn, and then it is closed: many callers may come at once
-_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # the system finds within a minute who is gone
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds, seconds, probes: within a minute
 
 
 @functools.lru_cache(maxsize=8)
 def _context(secret: bytes, server: bool) -> ssl.SSLContext:
-    """Returns the TLS settings of one side, which takes others with the same secret only."""
+    """Returns the TLS settings of one side, which accepts only a peer with the same secret."""
     key, certificate = identity(secret)
     password = secrets.token_hex().encode()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=certificate.decode())
-    with tempfile.TemporaryDirectory() as folder:  # which nobody else can enter; Python reads keys from files alone
+    with tempfile.TemporaryDirectory() as folder:  # private to this user; Python loads keys only from files
         path = os.path.join(folder, "identity")
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(sealed(key, password) + certificate)  # which may stay there, if the process is killed
+            file.write(sealed(key, password) + certificate)  # the file stays if the process is killed here
         context.load_cert_chain(path, password=password)
     if server:
         context.num_tickets = 0  # connections are not resumed
@@ -53,7 +53,7 @@ def _context(secret: bytes, server: bool) -> ssl.SSLContext:
 
 
 def _prepare(connection: socket.socket) -> None:
-    """Has a connection send at once, and not be forgotten on its way while it waits."""
+    """Has a connection send small messages at once, and probe the other side while it is idle."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
@@ -95,8 +95,8 @@ def _received(connection: socket.socket) -> memoryview:
 
 
 def _cut(connection: socket.socket) -> None:
-    """Ends a connection which another thread may use, and has that see its end."""
-    with contextlib.suppress(OSError):  # of a socket: that of TLS would change what the other thread uses
+    """Shuts a connection down, so that a thread which waits for it wakes up and sees its end."""
+    with contextlib.suppress(OSError):  # not `SSLSocket.shutdown`, which drops the TLS state that the thread uses
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
@@ -220,7 +220,7 @@ class Listener:
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):  # the caller is gone, or a stranger
             connection, caller = self._admitted(connection)
-            closing = threading.Lock()  # what is cut is not closed meanwhile: its number might stand for another one
+            closing = threading.Lock()  # not closed during `cut`, which might then shut down a newer file of its number
 
             def cut() -> None:
                 with closing:
@@ -231,12 +231,12 @@ class Listener:
                 self._answer_calls(connection)
             finally:
                 caller.forget(cut)
-                cut()  # closing alone does not end what a process forked from this one has open, too
+                cut()  # `close` would not end a connection that a forked process has open, too
                 with closing:
                     connection.close()
 
     def _admitted(self, connection: socket.socket) -> tuple[socket.socket, Caller]:
-        """Returns a connection over which messages come, and whose it is; OSError, after closing it, at a stranger."""
+        """Returns the connection for messages and its caller; closes a stranger's connection and raises OSError."""
         try:
             connection.settimeout(SPEAKS)
             _prepare(connection)

@@ -47,7 +47,7 @@ class Caller:
         callback()
 
     def forget(self, callback: Callable[[], None]) -> None:
-        """Has a function not be called any more, unless it is just being called."""
+        """Removes a function that `on_close` was given. It may be running in another thread."""
         with self._lock, contextlib.suppress(ValueError):
             self._on_close.remove(callback)
 

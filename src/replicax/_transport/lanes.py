@@ -58,7 +58,7 @@ class Lanes:
 
     Args:
         where: the other side as messages call it.
-        direct: opens a direct lane within so many seconds; None where the other side takes none.
+        direct: opens a direct lane within so many seconds; None if the other side takes none.
         streams: opens a stream of gRPC's.
     """
 
@@ -71,7 +71,7 @@ class Lanes:
         self._closed = False
 
     def take(self, left: float | None) -> Lane:
-        """Returns a lane for a call, which has so many seconds left; None for no limit.
+        """Returns a lane for a call, which has `left` seconds, or no limit if that is None.
 
         Raises:
             RuntimeError: the lanes are those of the process from which this one was forked.

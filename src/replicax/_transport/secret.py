@@ -220,7 +220,7 @@ def identity(secret: bytes) -> tuple[bytes, bytes]:
 
 
 def sealed(key: bytes, password: bytes) -> bytes:
-    """Returns a private key of `identity` as it can be in a file: of no use without the password."""
+    """Returns a private key of `identity` as PEM, encrypted with a password."""
     from cryptography.hazmat.primitives import serialization
 
     return serialization.load_pem_private_key(key, None).private_bytes(
