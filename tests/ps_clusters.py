@@ -21,13 +21,12 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 
 import jax
 import numpy as np
 from processes import free_ports
-from tasks import forked
+from tasks import PYTHONPATH, forked
 
 import replicax as rx
 from replicax._base.jax_internals import backend_started
@@ -36,7 +35,7 @@ from replicax._parameter_server.worker import Worker
 from replicax._transport.handlers import Answer
 from replicax.coordinator import ClusterCoordinator, Server, experimental_get_current_worker_index
 
-ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parent), "REPLICAX_START_TIMEOUT": "60"}
+ENVIRONMENT = {"PYTHONPATH": PYTHONPATH, "REPLICAX_START_TIMEOUT": "60"}
 
 # Before programs: the names that they use.
 HEAD = """

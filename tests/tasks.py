@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 SECRET = "0123456789abcdef of the tests"
-ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parent), "REPLICAX_JOB_SECRET": SECRET}
+PYTHONPATH = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+ENVIRONMENT = {"PYTHONPATH": PYTHONPATH, "REPLICAX_JOB_SECRET": SECRET}
 
 
 def forked(work: Callable[[], object], env: Mapping[str, str]) -> int:
