@@ -160,6 +160,35 @@ def test_a_lane_that_breaks_is_the_end_of_the_connection_and_the_next_call_greet
         """)
 
 
+@pytest.mark.parametrize("secret", [ENVIRONMENT["REPLICAX_JOB_SECRET"], "none"], ids=["TLS", "plain"])
+def test_a_connection_that_ends_while_a_message_is_sent_is_told_in_plain_words(run, secret):
+    run(
+        """
+        from tasks import echo, raised, started
+        def start():
+            from replicax._transport import direct
+            from replicax._transport.service import Service
+            def nothing(size):
+                raise ValueError(f"There is no memory for a message of {size} bytes.")
+            service = Service("127.0.0.1:0", {"echo": echo}, name="ps 0")
+            service.start()
+            direct.room_for = nothing
+            return service.address
+        with started(start) as other:
+            import numpy as np
+            from replicax._transport.errors import Unreachable
+            from replicax._transport.peer import connect
+            peer = connect(other.address)
+            error = raised(lambda: peer.call("echo", arrays=[np.ones(64 << 20, np.uint8)]))
+            assert isinstance(error, Unreachable), error
+            assert str(error).startswith(f"The task at ps 0 ({other.address}) is gone or does not answer: "), error
+            assert "_ssl.c" not in str(error), error
+            peer.close()
+        """,
+        REPLICAX_JOB_SECRET=secret,
+    )
+
+
 def test_a_service_that_has_stopped_answers_no_more_though_connections_are_not_cut_yet(run):
     run("""
         from tasks import raised, started

@@ -30,6 +30,7 @@ _SIZE = struct.Struct("<Q")
 _NAME = 32  # characters
 _STRANGERS = 64  # connections that have not said yet who they are
 _TURN = 1.0  # seconds that one more waits for its turn, and then it is closed: many callers may come at once
+_ENDED = "the connection has ended"
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds, seconds, probes: within a minute
 
 
@@ -79,7 +80,7 @@ def _read(connection: socket.socket, room: memoryview) -> memoryview:
     while filled < len(room):
         count = connection.recv_into(room[filled:])
         if not count:
-            raise ConnectionResetError("the connection has ended")
+            raise ConnectionResetError(_ENDED)
         filled += count
     return room
 
@@ -141,6 +142,8 @@ class DirectLane:
         try:
             _send(self._connection, message)
             return _received(self._connection)
+        except ssl.SSLEOFError:  # of a message that is being sent; its text is "EOF occurred in violation of protocol"
+            raise ConnectionResetError(_ENDED) from None
         finally:
             self._end_call()
 
