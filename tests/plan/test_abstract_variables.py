@@ -77,6 +77,9 @@ def test_what_is_assigned_is_ignored_and_nothing_is_saved(tmp_path):
             with pytest.raises(PlanError, match="no values.*Call it after the step"):
                 save(tmp_path / "ckpt")
     assert isinstance(v.value(), jax.ShapeDtypeStruct)
+    assert "shape=()" in repr(v)
+    with pytest.raises(PlanError, match="no value"):
+        np.savez(tmp_path / "ckpt.npz", v=v.numpy())
     assert not list(tmp_path.glob("ckpt*"))
 
 

@@ -251,7 +251,7 @@ def test_callers_that_come_at_once_get_connections_one_after_the_other(run):
             def slowly(connection):
                 time.sleep(0.05)
                 prepare(connection)
-            direct._STRANGERS, direct._prepare = 1, slowly
+            direct._STRANGERS, direct._TURN, direct._prepare = 1, 60.0, slowly
             service = Service("127.0.0.1:0", {"echo": echo})
             service.start()
             return service.address

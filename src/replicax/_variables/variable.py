@@ -436,6 +436,8 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
 def _numpy(leaf: jax.Array) -> Leaf:
     if isinstance(leaf, jax.core.Tracer):
         raise NotImplementedError("numpy() has no value inside of compiled code; use value().")
+    if isinstance(leaf, jax.ShapeDtypeStruct):  # NumPy would make an array of an object of it, which can be saved
+        raise planning.PlanError("numpy() has no value of a variable that is only planned for; it has a shape alone.")
     array = np.asarray(leaf)
     return array if array.ndim else array[()]
 
