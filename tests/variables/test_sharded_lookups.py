@@ -121,6 +121,25 @@ def test_a_tape_and_what_is_computed_of_gradients():
         assert max(one.bytes for one in found[2]) <= 4 * N * IDS * WIDTH
 
 
+@pytest.mark.parametrize("rows", [8 * ROWS, 8 * ROWS + 1], ids=["rows", "columns"])
+@pytest.mark.parametrize("one_is_whole", [False, True])
+def test_sums_of_a_row_in_a_narrow_dtype_do_not_stop_growing(rows, one_is_whole):
+    """Added one after the other, more than 256 ones are 256 in bfloat16."""
+    strategy = sharded()
+    with strategy.scope():
+        w = rx.Variable(jnp.zeros((rows, WIDTH)))
+    options = rx.CommunicationOptions(reduction_dtype="bfloat16")
+
+    def replica(ids):
+        one, other = (jax.grad(lambda w: jnp.sum(w[ids]))(w.value()) for _ in range(2))
+        w.assign(ctx().all_reduce("SUM", one + other, options))
+        return jnp.max(jnp.sum(one, axis=1)) if one_is_whole else 0.0
+
+    ids = strategy.experimental_distribute_values_from_function(lambda context: jnp.zeros(400, jnp.int32))
+    rx.function(lambda: strategy.run(replica, args=(ids,)))()
+    np.testing.assert_array_equal(w.numpy()[0], N * 800)
+
+
 def test_several_lookups_in_a_table():
     def twice(w, ids):
         return w[ids] * jnp.take(w, ids // 2, axis=0, mode="clip") + w[ids]

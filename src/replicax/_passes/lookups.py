@@ -113,8 +113,24 @@ class Rows(NamedTuple):
     def array(self, ids: jax.Array) -> jax.Array:
         """Returns the whole array."""
         shape, params = kind_of(self.eqn.outvars[0]).shape, self.eqn.params
-        zeros = jnp.zeros(shape, self.updates.dtype)
-        return lax.scatter_add(zeros, ids, self.updates, params["dimension_numbers"], mode=params["mode"])
+        return _added(shape, ids, self.updates, params["dimension_numbers"], params["mode"])
+
+
+def _added(
+    shape: Sequence[int],
+    ids: jax.Array,
+    updates: jax.Array,
+    numbers: lax.ScatterDimensionNumbers,
+    mode: lax.GatherScatterMode,
+) -> jax.Array:
+    """Returns an array of zeros to which rows are added, in 32 bits at least.
+
+    The program may cast the sums of rows to a narrower dtype, where here the rows are cast: many additions to one row
+    in bfloat16 would stop growing at 256 times what is added.
+    """
+    zeros = jnp.zeros(shape, jnp.promote_types(updates.dtype, jnp.float32))
+    total: jax.Array = lax.scatter_add(zeros, ids, updates.astype(zeros.dtype), numbers, mode=mode)
+    return total.astype(updates.dtype)
 
 
 Gradients: TypeAlias = Mapping[jex.Var, Sequence[jex.JaxprEqn]]
@@ -218,5 +234,4 @@ def part_of_sum(rows: Rows, ids: jax.Array, kind: Kind, axis: int) -> jax.Array:
         kept = [d for d in range(len(shape)) if d not in numbers.inserted_window_dims]
         window = numbers.update_window_dims[kept.index(axis)]
         updates = lax.all_to_all(updates[None], AXIS, window + 1, 0, tiled=True)
-    zeros = jnp.zeros(shape, updates.dtype)
-    return lax.scatter_add(zeros, ids, updates, of_all, mode=lax.GatherScatterMode.FILL_OR_DROP)
+    return _added(shape, ids, updates, of_all, lax.GatherScatterMode.FILL_OR_DROP)
