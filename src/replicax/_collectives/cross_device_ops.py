@@ -18,7 +18,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol, TypeGuard
 
 import jax
-from jax import lax
 from jax.sharding import PartitionSpec
 
 from replicax._base import devices, jax_internals, nest
@@ -192,11 +191,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         """Does as `_local_reduce`, but each replica gets only its part of what is cut (see `_collectives.sharding`)."""
 
         def scatter(block: jax.Array) -> jax.Array:
-            if mesh.all_local or mesh.platform != "cpu":
-                own: jax.Array = lax.psum_scatter(block, AXIS)
-                return own
-            # Gloo gives up a reduce-scatter when a process is 30 seconds late, whatever limit JAX is given.
-            return sharding.own_row(arithmetic.local_sum(block))
+            return sharding.scattered(block, 0, mesh)[0]
 
         def add_up(sent: list[jax.Array]) -> list[jax.Array]:
             return sharding.sums(sent, mesh.size, self._packing(mesh, options), scatter)

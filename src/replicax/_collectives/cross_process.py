@@ -37,6 +37,7 @@ from replicax._values import (
     is_array,
     mesh_of,
     note_kinds,
+    partition,
 )
 
 OfRows: TypeAlias = Callable[[jax.Array], jax.Array]
@@ -178,13 +179,10 @@ def from_first_laid_out(mesh: ReplicaMesh, whole: Array, layout: PartitionSpec) 
     axis = cut_axis(layout)
     if axis is None:
         return _first_laid_out(mesh, host, layout)
-    entries = list(layout)
-    names = entries[axis] if isinstance(entries[axis], tuple) else (entries[axis],)
-    entries[axis] = tuple(name for name in names if name != AXIS) or None
+    within = partition.within_replica(layout) or PartitionSpec()
     own: list[jax.Array] = []
-    for replica, part in enumerate(np.split(host, mesh.size, axis)):
-        laid_out = _first_laid_out(mesh, part, PartitionSpec(*entries))
-        devices = set(mesh.mesh.devices.reshape(mesh.size, -1)[replica])
+    for devices, part in zip(mesh.logical_devices, np.split(host, mesh.size, axis)):
+        laid_out = _first_laid_out(mesh, part, within)
         own += [shard.data for shard in laid_out.addressable_shards if shard.device in devices]
     return jax.make_array_from_single_device_arrays(host.shape, NamedSharding(mesh.mesh, layout), own)
 

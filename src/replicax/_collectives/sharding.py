@@ -106,7 +106,7 @@ def behind(before: jax.Array, part: jax.Array, mesh: ReplicaMesh) -> jax.Array:
 
     On CPU devices XLA drops optimization barriers before it decides on the order.
     """
-    if mesh.devices[0].platform == "cpu":
+    if mesh.platform == "cpu":
         return jnp.where(never(before), jnp.zeros_like(part), part)
     held: tuple[jax.Array, jax.Array] = lax.optimization_barrier((part, before))
     return held[0]
@@ -117,7 +117,7 @@ def scattered(leaf: jax.Array, axis: int, mesh: ReplicaMesh, layout: PartitionSp
     if layout is not None:
         _, kept = _apart(layout, axis)
         return _on_each_device(lambda leaf: scattered(leaf, axis, mesh), kept, kept)(leaf)
-    if mesh.devices[0].platform == "cpu":
+    if mesh.platform == "cpu":
         # Gloo gives up a reduce-scatter when a process is 30 seconds late, whatever limit JAX is given.
         if not mesh.all_local:
             return own_along(arithmetic.local_sum(leaf), axis)

@@ -22,7 +22,18 @@ from replicax._base.messages import received
 from replicax._base.types import Leaf
 from replicax._collectives import cross_process
 from replicax._tracing import context, frames
-from replicax._values import AXIS, Array, Mirrored, PerReplica, ReplicaMesh, global_array, is_global, mesh_of, of_array
+from replicax._values import (
+    AXIS,
+    Array,
+    Mirrored,
+    PerReplica,
+    ReplicaMesh,
+    global_array,
+    is_global,
+    mesh_of,
+    of_array,
+    partition,
+)
 from replicax._variables.distributed import MirroredVariable
 from replicax._variables.variable import Variable
 
@@ -104,8 +115,7 @@ def fitting_spec(mesh: ReplicaMesh, shape: Sequence[int], layout: PartitionSpec,
             f"The layout of {what} has an entry for each dimension at the most; got {len(entries)} entries, {entries}, "
             f"for the shape {tuple(shape)}."
         )
-    for dimension, (size, entry) in enumerate(zip(shape, entries)):
-        parts = math.prod(mesh.axes[name] for name in _names(entry, what))
+    for dimension, (size, parts) in enumerate(zip(shape, partition.parts_along(mesh, layout))):
         if size % parts:
             raise ValueError(
                 f"Dimension {dimension} of {what}, of shape {tuple(shape)}, is {size}, which cannot be divided in "

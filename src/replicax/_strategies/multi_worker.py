@@ -59,7 +59,7 @@ class MultiWorkerMirroredExtended(MirroringExtended):
         reducer = replica_devices.reducer_of(mesh, None, known, self._shards_optimizer_state)
         super().__init__(container_strategy, reducer, sharding_rules=sharding_rules)
         cross_process.connect(mesh)
-        if known.implementation is CommunicationImplementation.NCCL and mesh.devices[0].platform == "cpu":
+        if known.implementation is CommunicationImplementation.NCCL and mesh.platform == "cpu":
             warnings.warn("NCCL is asked for, but the replicas are on CPU devices, which use Gloo.", stacklevel=4)
 
 
