@@ -38,9 +38,7 @@ class InitialState(NamedTuple):
     tree: jax.tree_util.PyTreeDef
 
 
-def initial_state(
-    init: Callable[[Tree], Tree], variables: Tree, cut: bool, divided: Divided | None
-) -> InitialState | None:
+def initial_state(init: Callable[[Tree], Tree], variables: Tree, cut: bool, divided: Divided) -> InitialState | None:
     """Returns the result of `init` for the variables' values; None where it cannot be compiled for their devices.
 
     Args:
@@ -75,7 +73,7 @@ def initial_state(
             kinds, tree = jax.tree.flatten(state)
             kinds = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in kinds]
             split: Sequence[PartitionSpec | None] | None = None
-            if mesh is not None and divided is not None and not cut:
+            if mesh is not None and not cut:
                 found = alike(variables, paths_and_types(tree, kinds))
                 split = [divided(kind, layout) for layout, kind in zip(found, kinds)]
             arrays = _run(program, jax.tree.leaves(values), kinds, mesh, cut, split) if kinds else []

@@ -22,6 +22,7 @@ from replicax._tracing import context
 from replicax._tracing.context import ReplicaContext, StrategyLike
 from replicax._values import PerReplica, traced_component
 from replicax._variables.distributed import MirroredVariable
+from replicax._variables.mesh_storage import Divided
 from replicax._variables.sharded import ShardedVariable
 from replicax._variables.variable import Variable
 
@@ -100,11 +101,10 @@ class Optimizer:
         self._run_compiled = Function(lambda gradients: self._strategy.run(self._apply, args=(gradients,)))
         strategy = self._strategy or context.get_strategy()
         with strategy.scope(), strategy.extended._colocate_state(variables):
-            self.state = self._initial_state(trainable=False, name="optimizer_state")
+            self.state = self._initial_state(strategy.extended._divided, trainable=False, name="optimizer_state")
 
-    def _initial_state(self, **kwargs: Any) -> Variable:
+    def _initial_state(self, divided: Divided, **kwargs: Any) -> Variable:
         """Returns a variable of the transformation's initial state."""
-        divided = getattr(getattr(self._strategy, "extended", None), "_divided", None)
         made = initial_state(self._transformation.init, self._variables, self._sharded, divided)
         state = self._transformation.init(self._parameters()) if made is None else None
         if self._sharded:

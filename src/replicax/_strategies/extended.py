@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
+from jax.sharding import PartitionSpec
+
 from replicax._base.messages import received
 from replicax._base.types import (
     Args,
@@ -35,7 +37,7 @@ from replicax._strategies.sharding_rules import ShardingRules
 from replicax._tracing import autograph_switch, lost_values
 from replicax._tracing import context as _context
 from replicax._tracing.context import StrategyLike
-from replicax._values import ReplicaMesh
+from replicax._values import Kind, ReplicaMesh
 from replicax._variables import creators
 from replicax._variables.distributed import _Distributed
 from replicax._variables.variable import Variable
@@ -230,6 +232,10 @@ class StrategyExtended(abc.ABC):
         Where a strategy has one place for all of its variables, there is nothing to do.
         """
         return contextlib.nullcontext()
+
+    def _divided(self, kind: Kind, layout: PartitionSpec | None) -> PartitionSpec | None:
+        """Returns the layout of a variable's leaf with that by which each replica has a part, if it is to have one."""
+        return layout
 
     # Input.
 

@@ -181,8 +181,7 @@ class MirroringExtended(ReplicatedExtended):
             return self._rules.layouts(layouts.making.name or name, leaves, trainable)
         return [None] * len(leaves)
 
-    def _divided(self, kind: Kind, layout: PartitionSpec | None = None) -> PartitionSpec | None:
-        """Returns the layout of a variable's leaf with that by which each replica has a part, if it is to have one."""
+    def _divided(self, kind: Kind, layout: PartitionSpec | None) -> PartitionSpec | None:
         if self._divides is False or cut_axis(layout) is not None:
             return layout
         rule, split = None if self._divides is True else self._divides, partition.parts_along(self._mesh, layout)

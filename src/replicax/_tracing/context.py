@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from replicax._base import errors, nest, tracebacks
 from replicax._base.array_conversion import as_array
@@ -31,7 +32,7 @@ from replicax._base.types import (
 from replicax._data import calls
 from replicax._input.agreement import Worker
 from replicax._tracing import autograph_switch
-from replicax._values import DistributedValues, ReplicaMesh, is_array
+from replicax._values import DistributedValues, Kind, ReplicaMesh, is_array
 
 
 class RulesLike(Protocol):
@@ -61,6 +62,7 @@ class ExtendedLike(Protocol):
     def _create_variable(self, **kwargs: Tree) -> object: ...
     def _new_variable(self, **kwargs: Tree) -> Any: ...
     def _colocate_state(self, variables: Tree) -> contextlib.AbstractContextManager[None]: ...
+    def _divided(self, kind: Kind, layout: PartitionSpec | None) -> PartitionSpec | None: ...
 
 
 class StrategyLike(Protocol):

@@ -146,10 +146,10 @@ def _parts(variable: keras.Variable) -> Sequence[Variable]:
 
 def _is_cut(strategy: StrategyLike, value: jax.Array) -> bool:
     """Returns whether each replica keeps a part of a variable of this value, which then is one for all of them."""
-    mesh, divided = strategy.extended._mesh, getattr(strategy.extended, "_divided", None)
-    if mesh is None or divided is None:
+    extended, mesh = strategy.extended, strategy.extended._mesh
+    if mesh is None:
         return False
-    return cut_axis(divided(value, mesh.layout_of(value, "a Keras variable"))) is not None
+    return cut_axis(extended._divided(value, mesh.layout_of(value, "a Keras variable"))) is not None
 
 
 def _new_variable(variable: keras.Variable, value: Tree) -> Variable:
