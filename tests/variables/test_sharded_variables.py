@@ -159,6 +159,12 @@ def test_a_partitioner_chooses_variables_and_axis():
             rx.MirroredStrategy(devices, shard_variables=wrong)
 
 
+def test_a_partitioner_that_forgets_an_axis_is_refused():
+    with rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_variables=lambda shape, dtype: [1, 1, 4]).scope():
+        with pytest.raises(ValueError, match=r"a number of shards for each dimension .* \(4, 6\) .* \[1, 1, 4\]"):
+            rx.Variable(jnp.zeros((4, 6)))
+
+
 TRANSFORMATIONS = {
     "adam": lambda: optax.adam(0.01),
     "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(0.01)),

@@ -48,6 +48,9 @@ def cut_axis(kind: Kind, count: int, rule: Rule | None = None, split: Sequence[i
         rule: a partitioner, which says whether and along which axis; by default what is not small is divided.
         split: in how many parts each axis is split over a replica's devices, 1 for those left out at the end. An axis
             that is not split is divided if there is one.
+
+    Raises:
+        ValueError: the partitioner returns another number of shards than one for each axis.
     """
     shape = kind.shape
     if count < 2 or not shape or jnp.issubdtype(kind.dtype, jax.dtypes.extended):
@@ -55,7 +58,13 @@ def cut_axis(kind: Kind, count: int, rule: Rule | None = None, split: Sequence[i
     if rule is None:
         wanted = [] if kind.size < FEWEST else [0]
     else:
-        wanted = [axis for axis, shards in enumerate(rule(tuple(shape), kind.dtype)) if shards > 1]
+        counts = list(rule(tuple(shape), kind.dtype))
+        if len(counts) != len(shape):
+            raise ValueError(
+                "The partitioner that is given as `shard_variables` must return a number of shards for each dimension "
+                f"of a variable; for the shape {tuple(shape)} it has returned {counts!r}."
+            )
+        wanted = [axis for axis, shards in enumerate(counts) if shards > 1]
     if not wanted:
         return None
     axes = [*range(1, len(shape)), 0] if len(shape) > 2 else [*range(len(shape))]
