@@ -249,6 +249,16 @@ several = pytest.mark.parametrize("n", [2, 4])
 ways = pytest.mark.parametrize("way", [eager, compiled], ids=["eager", "compiled"])
 
 
+def check_refused(
+    strategy: rx.Strategy, way: Callable[..., Any], kind: type[Exception], match: str, call: Callable[[], Any]
+) -> None:
+    """Checks that a call is refused with an error, outside of replicas and in each."""
+    with pytest.raises(kind, match=match):
+        call()
+    with pytest.raises(kind, match=match):
+        way(lambda: strategy.run(call))()
+
+
 def ctx() -> rx.ReplicaContext:
     context = rx.get_replica_context()
     assert context is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -9,7 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from strategies import SHAPES, compiled, ctx, grouped, mirrored, one_device, per_replica, replica_id, virtual_tpus, ways
+from strategies import (
+    SHAPES,
+    check_refused,
+    compiled,
+    ctx,
+    grouped,
+    mirrored,
+    one_device,
+    per_replica,
+    replica_id,
+    virtual_tpus,
+    ways,
+)
 
 import replicax as rx
 from replicax._benchmark import hlo
@@ -112,13 +125,7 @@ def test_a_tpu_strategy_names_the_axes_of_its_logical_devices():
 def test_what_layouts_refuse(way):
     strategy = grouped(2, expert=2, model=2)
     x = jnp.ones((4, 6))
-
-    def refused(kind, match, call):
-        with pytest.raises(kind, match=match):
-            call()
-        with pytest.raises(kind, match=match):
-            way(lambda: strategy.run(call))()
-
+    refused = functools.partial(check_refused, strategy, way)
     split = strategy.split_to_devices
     known = r"have these axes: 'expert' \(of 2\), 'model' \(of 2\)"
     refused(ValueError, f"names the axis 'modl' for dimension 1, .* {known}", lambda: split(x, (None, "modl")))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from strategies import compiled, ctx, eager, mirrored, per_replica, replica_id, tpu, virtual_tpus, ways
+from strategies import check_refused, compiled, ctx, eager, mirrored, per_replica, replica_id, tpu, virtual_tpus, ways
 
 import replicax as rx
 from replicax._base import devices as _devices
@@ -363,13 +363,7 @@ def test_one_logical_device_changes_nothing(way):
 def test_what_the_methods_refuse(way):
     strategy = tpu(4, 2)
     x = jnp.ones((4, 6))
-
-    def refused(kind, match, call):
-        with pytest.raises(kind, match=match):
-            call()
-        with pytest.raises(kind, match=match):
-            way(lambda: strategy.run(call))()
-
+    refused = functools.partial(check_refused, strategy, way)
     split = strategy.experimental_split_to_logical_devices
     refused(ValueError, "one number for each dimension of the tensor; got 1 numbers", lambda: split(x, [2]))
     refused(ValueError, r"logical devices of a replica, 2; got \[2, 2\], whose product is 4", lambda: split(x, [2, 2]))

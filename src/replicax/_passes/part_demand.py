@@ -70,11 +70,11 @@ def operand_axes(eqn: jex.JaxprEqn, axis: int) -> list[int | None] | None:
         return [None]
     if name == "transpose":
         return [params["permutation"][axis]]
-    if name in ("reshape", "squeeze", "expand_dims") and len(eqn.invars) == 1 and params.get("dimensions") is None:
+    if name == "reshape" and len(eqn.invars) == 1 and params["dimensions"] is None:
         before, size = math.prod(out.shape[:axis]), out.shape[axis]
         fits = (a for a in range(kind.ndim) if kind.shape[a] == size and math.prod(kind.shape[:a]) == before)
         found = next(fits, None)
-        return None if found is None or name == "squeeze" else [found]
+        return None if found is None else [found]
     if name in MEETING and len(eqn.invars) == 1:
         kept = [a for a in range(kind.ndim) if a not in params["axes"]]
         return [kept[axis]]
