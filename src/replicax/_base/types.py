@@ -207,8 +207,8 @@ class CommunicationOptions:
     """Options of one collective.
 
     Args:
-        bytes_per_pack: how many bytes of small tensors one all-reduce carries at the most. 0 packs all
-            tensors of one dtype into one all-reduce.
+        bytes_per_pack: how many bytes of small tensors one all-reduce carries at the most. 0 packs tensors as it suits
+            the devices. docs/guide.md, "Communication", has the sizes.
         timeout_seconds: how long a step may wait for another process before all of them report where they stand and
             end; None for no limit.
         implementation: a `CommunicationImplementation` or its name.

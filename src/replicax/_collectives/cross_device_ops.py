@@ -5,7 +5,7 @@ all-reduces there are and what each carries, and whether to reduce on one device
 
 | class | compiled program | eager |
 |---|---|---|
-| (none given) | all tensors of one dtype in one all-reduce | the same program, run at once |
+| (none given) | small tensors of one dtype share all-reduces, as suits the devices | the same program, run at once |
 | `NcclAllReduce(num_packs)` | `num_packs` all-reduces; 0: one a tensor | the same |
 | `HierarchicalCopyAllReduce(num_packs)` | sums within halves of the replicas, then across them | the same |
 | `ReductionToOneDevice` | every replica gathers all and adds them up | added up on one device, then copied |

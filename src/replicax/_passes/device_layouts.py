@@ -1,4 +1,4 @@
-"""Finds how values of a replica's program are split over the replica's devices, where its variables' layouts say it.
+"""Finds how values of a replica's program are split over the replica's devices, as far as variables' layouts say it.
 
 Between the devices of a replica XLA spreads a program by itself; but what it finds does not reach through collectives
 over the replicas, such as the gathers of `sharded_variables`: without a layout XLA brings the whole to every device.

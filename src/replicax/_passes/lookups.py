@@ -41,17 +41,17 @@ def is_worthwhile(eqn: jex.JaxprEqn, axis: int, count: int) -> bool:
 
 
 def _is_all(size: int, length: int, numbered: bool, mode: lax.GatherScatterMode) -> bool:
-    """Returns whether slices along an axis are all of it; also of such a size where ids say at which place."""
+    """Returns whether slices span an axis. If ids say where they begin, that is 0, unless such slices are dropped."""
     return size == length and not (numbered and mode == lax.GatherScatterMode.FILL_OR_DROP)
 
 
 def look_up(eqn: jex.JaxprEqn, part: jax.Array, axis: int, ids: jax.Array, mesh: ReplicaMesh) -> jax.Array:
-    """Returns what a lookup gives, of this replica's part of the table along an axis.
+    """Returns the result of a lookup, computed from parts of the table.
 
     Args:
         eqn: the lookup.
-        part, axis: the part, and the axis.
-        ids: those of all replicas, the second operands.
+        part, axis: this replica's part, and the axis along which the table is divided.
+        ids: the second operands of all replicas.
         mesh: the replicas'.
     """
     numbers, sizes, mode = (eqn.params[name] for name in ("dimension_numbers", "slice_sizes", "mode"))

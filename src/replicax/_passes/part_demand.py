@@ -1,4 +1,4 @@
-"""Finds which values of a replica's program are wanted whole, and of which each replica's part is enough.
+"""Finds which values of a replica's program are wanted whole, and for which the replica's part is enough.
 
 See `sharded_variables`, which computes the program.
 """
@@ -20,14 +20,14 @@ from replicax._passes import lookups
 from replicax._passes.primitives import CHECKPOINTS, ELEMENTWISE
 from replicax._values import AXIS
 
-ANY = -1  # in place of an axis: whichever other uses of the value want
+ANY = -1  # in place of an axis: the one that other uses of the value want, or any
 SAME = frozenset({"copy", "copy_p"})  # the result is the operand
-# What is computed anew of a gathered array for each use, in place of being kept between uses.
+# What is computed of a gathered array again for each use, and not kept between uses.
 CHEAP = frozenset(
     {"reshape", "transpose", "squeeze", "broadcast_in_dim", "slice", "rev", "convert_element_type", "neg"}
 )
-# The most iterations of a loop in each of which what all of them use is gathered again, and what they add to is reduced
-# and scattered: those of a loop over micro-batches, but hardly those over time.
+# Each iteration of a loop of at most so many gathers the variables that it uses, and reduces and scatters what it adds
+# to sums. Loops over micro-batches have few iterations; those over time have more, and gather before the loop.
 _FEW = 32
 MEETING = {"reduce_sum": "psum", "reduce_max": "pmax", "reduce_min": "pmin"}  # how replicas' reductions are combined
 
@@ -50,9 +50,9 @@ def sums_of(eqn: jex.JaxprEqn) -> list[Sum]:
 
 
 def operand_axes(eqn: jex.JaxprEqn, axis: int) -> list[int | None] | None:
-    """Returns along which axis of each operand an equation needs a part, to compute a part of its result.
+    """Returns the axes of the parts of its operands that an equation needs to compute a part of its result.
 
-    None stands for an operand that it needs whole; in place of the list, for an equation that has to be computed whole.
+    An operand that it needs whole has None. None in place of the list says that the result has to be computed whole.
     """
     name, out = eqn.primitive.name, kind_of(eqn.outvars[0])
     if name in ELEMENTWISE or name in SAME:
@@ -87,7 +87,7 @@ def is_loop(eqn: jex.JaxprEqn) -> bool:
 
 
 def totals_of(body: jex.Jaxpr, consts: int, carried: int) -> dict[int, jex.Var]:
-    """Returns what each iteration of a loop adds to results that are nothing but sums, by their places.
+    """Returns the terms that each iteration of a loop adds to results that are plain sums, by the places of these.
 
     Args:
         body: the loop's.
@@ -109,9 +109,9 @@ def totals_of(body: jex.Jaxpr, consts: int, carried: int) -> dict[int, jex.Var]:
 
 
 def _among_others(variables: Mapping[int, jex.Var], eqn: jex.JaxprEqn) -> set[int]:
-    """Returns those of some variables of a loop that are not to be there whole while it runs.
+    """Returns the variables of a loop that each iteration gathers or scatters, so that they are not whole throughout.
 
-    Of more than one array each is gathered, or scattered, in each of a few iterations, as `Uses` has it.
+    An array stays whole during the loop if the others have not more bytes than it has, as between uses (see `Uses`).
     """
     sizes = {place: _bytes(var) for place, var in variables.items()}
     whole = sum(sizes.values())
@@ -140,10 +140,10 @@ class Demand:
         entered: loops (`scan`) and checkpoints, by their places, in which arrays are gathered, or sums scattered: the
             operands that they get in parts, with the axis.
         lookups: lookups of rows in tables that are there in parts, by their places, with the axis.
-        rows: arrays of zeros to which rows are added, of which nothing but a part of their sum is wanted, and what is
-            computed of them on the way: only the rows are.
-        summed: results of loops of which nothing but a part of their sum over the replicas is wanted, with the axis:
-            what each iteration adds to them is reduced and scattered in the loop.
+        rows: gradients of lookups (rows added to zeros), and multiples of them, of which only a part of the sum over
+            the replicas is wanted: the rows alone are computed.
+        summed: results of loops and checkpoints of which only a part of the sum over the replicas is wanted, with the
+            axis: the sum is reduced and scattered inside, in a loop that of what each iteration adds.
     """
 
     def __init__(
@@ -168,7 +168,8 @@ class Demand:
         self.rows: set[jex.Var] = set()
         self.summed: dict[jex.Var, int] = {}
         self._gradients = lookups.gradients(jaxpr)
-        # Results of what can be entered, with the axes that they have more than there: a loop stacks its slices.
+        # Results of loops and checkpoints that can be summed inside, with the number of axes that they lack there: a
+        # loop stacks slices.
         self._inner = {var: 0 for eqn in jaxpr.eqns if eqn.primitive.name in CHECKPOINTS for var in eqn.outvars}
         self._scaled: dict[jex.Var, jex.Var] = {}
         self._note_inner(jaxpr)
@@ -195,7 +196,7 @@ class Demand:
                     self._scaled[eqn.outvars[0]] = arrays[0]
 
     def _ables(self, jaxpr: jex.Jaxpr, given: Mapping[jex.Var, int]) -> dict[jex.Var, int]:
-        """Returns the variables of which parts cost nothing that the whole does not, with the axis or `ANY`."""
+        """Returns the variables of which a part costs no more than the whole, with the axis or `ANY`."""
         able = dict(given)
         for eqn in jaxpr.eqns:
             for _, result in sums_of(eqn):
@@ -299,7 +300,7 @@ class Demand:
         return False
 
     def _adds_rows(self, atom: Atom, axis: int) -> bool:
-        """Returns whether nothing but rows is wanted of something, since a part of the sum over the replicas is."""
+        """Notes, if that sends fewer bytes, that of a gradient of lookups only the rows are wanted; returns whether."""
         scatters = self._gradients.get(atom, ()) if isinstance(atom, jex.Var) else ()
         if not scatters or not lookups.is_sum_worthwhile(scatters, axis, self._count):
             return False
@@ -351,8 +352,8 @@ class Demand:
 class Uses:
     """Finds which uses of gathered arrays share one gather.
 
-    An array is kept from one use to the next if what else is gathered for the uses in between has not more bytes than
-    itself. So there is at no time much more of gathered arrays than what one layer needs.
+    An array is kept from one use to the next if what else is gathered in between has not more bytes than it has. So
+    gathered arrays take at no time much more memory than one layer needs.
 
     Args:
         demand: what is wanted of the values of a jaxpr.

@@ -1,9 +1,9 @@
-"""Computes one replica's program, of some of whose variables it has a part (see `_variables.mesh_storage`).
+"""Computes one replica's program where the replica has only a part of some variables (see `_variables.mesh_storage`).
 
 In the program a variable is whole, so that nothing else has to know of parts. Here it is gathered from all replicas
-where it is used; what is used again later is gathered again, so that no gathered array outlives its layer. The new
-value of a variable is computed in parts from the start: elementwise equations need parts only of their operands, and
-a sum over the replicas of which a part is enough is reduced and scattered.
+where it is used, and gathered again for a later use, so that no gathered array outlives its layer. The new value of a
+variable is computed in parts: elementwise equations need only parts of their operands, and a sum over the replicas of
+which a part is enough is reduced and scattered.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def evaluate(
 
     Args:
         closed: its jaxpr.
-        inputs: by the slots of the level's inputs, the whole value with None, or this replica's part with its axis.
-        outputs: the places of the outputs of which a part is to come out, with the axis.
+        inputs: for the slot of each input of the level, the whole value and None, or this replica's part and its axis.
+        outputs: the places of the outputs that are returned in parts, with the axis.
         args: the jaxpr's own inputs.
         differ: the slots whose values may differ between replicas, and whether the jaxpr's own inputs may.
         layouts: of slots, and of places of outputs: how the values are split over the devices of a replica.
@@ -114,7 +114,7 @@ class _Evaluation:
         self._demand, self._layouts, self._mesh, self._count = demand, layouts, mesh, mesh.size
         self._jaxpr = jaxpr = demand.jaxpr
         self._orders_products = mesh.platform == "cpu" and optimizes_programs()
-        # Of what each gathered array, and what is computed of it at no cost, is computed.
+        # For each array that is gathered, and what is computed of it at no cost: the variable that is gathered.
         self._root: dict[jex.Var, jex.Var] = {var: var for var in (*demand.given, *demand.gathered)}
         self._maker = {var: (place, eqn) for place, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}
         for eqn in jaxpr.eqns:
@@ -210,7 +210,7 @@ class _Evaluation:
             self._wholes.update(zip((one.result for one in rest), jax_internals.rebind(eqn, eqn.params, operands)))
 
     def _scale(self, place: int, eqn: jex.JaxprEqn) -> None:
-        """Computes a number times a result of a loop of which a part of the sum over the replicas is there."""
+        """Multiplies or divides a loop's result by a number, in this replica's part of the sum over the replicas."""
         (out,), (operand, *others) = eqn.outvars, eqn.invars
         if operand not in self._scattered:  # its whole is wanted too
             part = self._scatter(self._whole(operand, place), self._demand.summed[out], operand)
@@ -357,7 +357,7 @@ class _Evaluation:
         return self._gathered[key]
 
     def _behind(self, part: jax.Array, place: int) -> jax.Array:
-        """Returns a part that is gathered when the equation at a place can otherwise be computed, and not before."""
+        """Returns a part that is not gathered before the other operands of the equation at a place are there."""
         if place == len(self._jaxpr.eqns):
             return part
         operands = (x for x in self._jaxpr.eqns[place].invars if isinstance(x, jex.Var) and x in self._wholes)

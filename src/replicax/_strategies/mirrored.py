@@ -53,30 +53,31 @@ class MirroredStrategy(Strategy):
     Args:
         devices: names such as `["GPU:0", "GPU:1"]` or `jax.Device` objects; by default all accelerators or,
             where there are none, all CPU devices.
-        cross_device_ops: how values are combined over the devices, such as `NcclAllReduce()`; by default all
-            tensors of one dtype go into one all-reduce.
+        cross_device_ops: how values are combined over the devices, such as `NcclAllReduce()`; by default small tensors
+            of one dtype share an all-reduce.
         devices_per_replica: how many consecutive devices each replica has, along one axis called "model"; or the names
             of several axes, with the number of devices along each, such as `{"expert": 2, "model": 4}`.
         sharding_rules: how variables are split over a replica's devices: regular expressions, and for each the
             dimensions of `split_to_devices`, such as `{"mlp/up/kernel": (None, "model")}`. A variable is split by the
             first one that is found in its name: that of an `rx.Variable` with the path of a leaf in its pytree, or the
             path of a Keras or NNX variable in its model. See docs/large-models.md.
-        shard_optimizer_state: each replica keeps and updates its part of what an `rx.Optimizer` knows: gradients are
-            reduced and scattered, and new parameters gathered. The results are the same to rounding, whatever the
-            optimizer, and its memory on each of n devices is a part of n. See docs/guide.md.
-        shard_variables: each replica keeps a part of every variable that is not small, or that a partitioner of
-            `rx.partitioners` divides, and so of its gradient and of its optimizer's state. Compiled replicas gather a
-            variable where they use it. Seen from outside, all is the same. See docs/guide.md.
+        shard_optimizer_state: each replica keeps and updates its part of the state of an `rx.Optimizer`: gradients are
+            reduced and scattered, and new parameters gathered. With any optimizer the results are the same up to
+            rounding, and the state takes one nth of the memory on each of n devices. See docs/guide.md.
+        shard_variables: True, or a partitioner of `rx.partitioners`: each replica keeps a part of every variable that
+            is not small, or that the partitioner divides, of its gradient and of its optimizer's state. Compiled
+            replicas gather a variable where they use it. The program is the same as without. See docs/guide.md.
 
     Raises:
         DeviceError: a name does not parse, there is no such device, or the devices are no whole number of replicas.
         AssertionError: a device is named twice.
-        TypeError: `shard_optimizer_state` is not True or False, `shard_variables` is no partitioner either,
-            `devices_per_replica` neither a number nor a mapping of names to numbers, or `sharding_rules` no mapping
-            from patterns to dimensions.
+        TypeError: `shard_optimizer_state` is not True or False, `shard_variables` is neither and no partitioner,
+            `devices_per_replica` is neither a number nor a mapping of names to numbers, or `sharding_rules` is no
+            mapping from patterns to dimensions.
         ValueError: `shard_optimizer_state` with `cross_device_ops` that cannot reduce and scatter in one; replicas of
-            several devices with one of both; a number or name in `devices_per_replica` that cannot be; or a rule
-            with an axis that there is not. Later: a rule that does not fit a variable's shape, or counts for none.
+            several devices with either of these two; an invalid number or name in `devices_per_replica`; or a rule
+            with an unknown axis. Also later: when a variable is made whose shape its rule does not fit, and at the end
+            of the first `run` with a model if a rule applies to no variable.
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])

@@ -207,10 +207,10 @@ class ReplicaMesh:
                 return PartitionSpec(*(x[0] if x is not None and len(x) == 1 else x for x in along))
         sizes = ", ".join(f"{axis!r}: {size}" for axis, size in self.mesh.shape.items())
         raise ValueError(
-            f"The initial value of {name} is an array that is split over devices in a way that its strategy has not: "
-            f"{sharding}. It would be whole on each device, or split in another way. The devices of the strategy are "
-            f"a mesh of {{{sizes}}}, each dimension of an array may be split along an axis of it. Pass such an array, "
-            "or `numpy.asarray(array)`, which is then laid out as the strategy does it (see its `shard_variables`)."
+            f"The initial value of {name} is an array that is split over devices in a way that its strategy cannot "
+            f"keep: {sharding}. The devices of the strategy are a mesh of {{{sizes}}}, and it keeps arrays whose "
+            "dimensions are split along axes of that mesh. Pass such an array, or `numpy.asarray(array)`, which the "
+            "strategy lays out itself (see its `shard_variables`)."
         )
 
     def copies(self, array: jax.Array) -> tuple[jax.Array, ...]:

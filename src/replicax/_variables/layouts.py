@@ -1,6 +1,6 @@
-"""Layouts of new variables over the devices of each replica, where something else than the initial value gives them.
+"""Layouts of new variables over the devices of each replica that do not come from an initial value.
 
-A strategy's rules give them by name. State of an optimizer is split as the variables are that it belongs to.
+A strategy's rules give layouts by name. An optimizer's state is split in the same way as its variables.
 """
 
 from __future__ import annotations

@@ -176,10 +176,10 @@ class ComponentStorage(MeshStorage, ABC):
 
 
 class MirroredStorage(ComponentStorage):
-    """Leaves of which every replica has a copy, or, as `cut` says, a part along an axis.
+    """Leaves of which every replica has a copy or, where `cut_axis` returns an axis, a part along it.
 
-    Programs other than replica functions see a leaf that is cut as one array, which lies on the devices in parts. In
-    a replica function it is whole (see `_engine.compiled`).
+    Outside of replica functions a leaf that is cut is one array, which lies on the devices in parts. In a replica
+    function it is whole (see `_engine.compiled`).
     """
 
     value_type = Mirrored
