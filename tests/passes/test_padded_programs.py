@@ -28,7 +28,22 @@ def results(function, most):
     """For each number of rows, what one program computes and what the function does of the rows alone."""
     sizes, batch = Sizes.of(most), X[:most]
     one, other, alone = (traced(function, [], [X], rows) for rows in (*sizes, 1))
-    program = jax.jit(functools.partial(padded_rows.evaluated, one, other=other, alone=alone, sizes=sizes))
+    unforeseen = []
+    program = jax.jit(
+        functools.partial(
+            padded_rows.evaluated,
+            one,
+            other=other,
+            alone=alone,
+            sizes=sizes,
+            unforeseen=lambda: unforeseen.append(sizes.between),
+        )
+    )
+    jax.eval_shape(program, batch, count=jnp.int32(most))
+    for between in unforeseen[:1]:  # is computed as well, and may be refused
+        more = traced(function, [], [X], between.other)
+        again = functools.partial(padded_rows.evaluated, one, other=more, alone=alone, sizes=between)
+        jax.eval_shape(again, batch, count=jnp.int32(most))
     for rows in (1, 2, 5, 8) if most == 8 else range(1, most + 1):
         filled = np.full_like(batch, np.nan)
         filled[:rows] = X[:rows]
@@ -157,6 +172,12 @@ UNSURE = {
     "np mask half": lambda x: jnp.sum(x * (np.arange(x.shape[0]) < x.shape[0] / 2)[:, None]),
     "min(n,4)": lambda x: jnp.sum(x) * min(x.shape[0], 4),
     "max(n,4)": lambda x: jnp.sum(x) * max(x.shape[0], 4),
+    "min(n,3)": lambda x: jnp.sum(x) * min(x.shape[0], 3),
+    "max(n,3)": lambda x: jnp.sum(x) * max(x.shape[0], 3),
+    "hinge n<3": lambda x: jnp.where(x.shape[0] < 3, 0.0, jnp.sum(x)),
+    "cond n>2": lambda x: lax.cond(x.shape[0] > 2, lambda: jnp.sum(x), lambda: jnp.zeros(())),
+    "n%5": lambda x: jnp.sum(x) * (x.shape[0] % 5),
+    "min(1,n/3)": lambda x: jnp.sum(x) * min(1.0, x.shape[0] / 3),
     "hinge n<4": lambda x: jnp.where(x.shape[0] < 4, 0.0, jnp.sum(x)),
     "roll": lambda x: jnp.sum(jnp.roll(x, 1, 0) * x),
     "mixup": lambda x: x * 0.5 + x[::-1] * 0.5,
@@ -173,6 +194,10 @@ UNSURE = {
     "quantile": lambda x: jnp.quantile(x, 0.5),
     "bitlen": lambda x: jnp.sum(x) * x.shape[0].bit_length(),
     "gcd": lambda x: jnp.sum(x) * np.gcd(x.shape[0], 4),
+    "n//3*3": lambda x: jnp.sum(x) * (x.shape[0] // 3 * 3),
+    "ceil n/3": lambda x: jnp.sum(x) * (-(-x.shape[0] // 3) * 3),
+    "n%3": lambda x: jnp.sum(x) * (x.shape[0] % 3),
+    "min(1,2/n)": lambda x: jnp.sum(x) * min(1.0, 2 / x.shape[0]),
     "groups": lambda x: jnp.sum(jnp.mean(x.reshape(-1, 2, 6), 1) ** 2),
     "microbatch": lambda x: lax.scan(lambda c, m: (c + jnp.sum(m) ** 2, None), 0.0, x.reshape(2, -1, 6))[0],
 }

@@ -299,7 +299,7 @@ def _traces(
         pairs = [*zip(arguments.kinds, gathers)]
         traces = [ReplicaTrace(strategy, reducer, fn, arguments.skeleton, kind, each) for kind, each in pairs]
         padded = arguments.padded
-        others = [ReplicaTrace(strategy, reducer, fn, arguments.skeleton, *pairs[0]) for _ in range(2) if padded]
+        others = [ReplicaTrace(strategy, reducer, fn, arguments.skeleton, *pairs[0]) for _ in range(3) if padded]
 
         # This shard_map only lends its surroundings to the tracing of the function.
         def surroundings(*blocks: jax.Array) -> jax.Array:

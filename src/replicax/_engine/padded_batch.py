@@ -40,17 +40,27 @@ class PaddedBatch:
         return [jnp.zeros((size, *x.shape[1:]), x.dtype) if i in self._places else x for i, x in enumerate(components)]
 
     def compare(self, trace: ReplicaTrace, others: Sequence[ReplicaTrace], components: Sequence[jax.Array]) -> None:
-        """Prepares a trace for any number of rows, by comparison with two for other numbers, which are taken here.
+        """Prepares a trace for any number of rows, by comparison with two or three for other numbers, taken here.
 
         Raises:
             NotExact: its results depend on the number of rows in a way that no program can tell.
         """
-        for other, few in zip(others, (self.sizes.other, 1), strict=True):
+
+        def taken(other: ReplicaTrace, few: int) -> ReplicaTrace:
             self._take(other, few, components)
             if [*map(id, trace.written)] != [*map(id, other.written)]:
                 raise NotExact(f"the function assigns other variables with {few} rows")
             nest.merge([trace.outputs.result, other.outputs.result], _compare_results)
-        self.rows = trace.serve_any_rows(others[0], others[1], self.sizes, components)
+            return other
+
+        first, alone, between = others
+        self.rows = trace.serve_any_rows(
+            taken(first, self.sizes.other),
+            taken(alone, 1),
+            self.sizes,
+            components,
+            lambda: taken(between, self.sizes.between.other),
+        )
         for rows, _ in zip(self.rows, trace.outputs.leaves):
             if any(rows) and (rows[0] != 1 or any(rows[1:])):
                 raise NotExact(

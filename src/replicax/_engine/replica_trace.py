@@ -274,7 +274,12 @@ class ReplicaTrace:
             refuse_different(self.written, differ[len(self.outputs.leaves) :])
 
     def serve_any_rows(
-        self, other: ReplicaTrace, alone: ReplicaTrace, sizes: Sizes, rows: Sequence[jax.Array]
+        self,
+        other: ReplicaTrace,
+        alone: ReplicaTrace,
+        sizes: Sizes,
+        rows: Sequence[jax.Array],
+        between: Callable[[], ReplicaTrace],
     ) -> list[Rows]:
         """Has the trace compute any number of rows, by comparison with traces for others.
 
@@ -284,22 +289,33 @@ class ReplicaTrace:
             other, alone: the traces for another number, and for a single row.
             sizes: the numbers of rows of this and of `other`.
             rows: the components, as for `take`.
+            between: returns the trace for `sizes.between`; called if the others do not tell what few rows are.
 
         Returns:
             For each output of the jaxpr, which of its axes are of rows.
         """
-        closed, of_other, of_alone = self._jaxpr, other._jaxpr, alone._jaxpr
-        inputs = [item for trace in (self, other, alone) for item in trace.level.inputs.items()]
-        variables = {slot: (key, i) for key, slots in inputs for i, slot in enumerate(slots)}
+        closed = self._jaxpr
+        unforeseen: list[Sizes] = []
 
-        def for_any(*args: jax.Array) -> list[jax.Array]:
-            return padded_rows.evaluated(
-                closed, *args[:-1], other=of_other, alone=of_alone, sizes=sizes, count=args[-1], variables=variables
+        def compared(other: ReplicaTrace, sizes: Sizes) -> jex.ClosedJaxpr:
+            inputs = [item for trace in (self, other, alone) for item in trace.level.inputs.items()]
+            evaluated = functools.partial(
+                padded_rows.evaluated,
+                closed,
+                other=other._jaxpr,
+                alone=alone._jaxpr,
+                sizes=sizes,
+                variables={slot: (key, i) for key, slots in inputs for i, slot in enumerate(slots)},
+                unforeseen=lambda: unforeseen.append(sizes),
             )
+            return jax.make_jaxpr(lambda *args: evaluated(*args[:-1], count=args[-1]))(*rows, jnp.zeros((), jnp.int32))
 
-        self._jaxpr = jax.make_jaxpr(for_any)(*rows, jnp.zeros((), jnp.int32))
+        for_any = compared(other, sizes)
+        if unforeseen:
+            compared(between(), sizes.between)  # or it is refused
+        self._jaxpr = for_any
         self._shapes = [*self._shapes, None]
-        return padded_rows.rows_of_outputs(closed, of_other, sizes)
+        return padded_rows.rows_of_outputs(closed, other._jaxpr, sizes)
 
     def replayed(
         self, known: dict[LeafKey, jax.Array], rows: Sequence[jax.Array], cut: Mapping[LeafKey, int]

@@ -72,6 +72,7 @@ def evaluated(
     sizes: Sizes,
     count: jax.Array,
     variables: Mapping[int, Hashable] = types.MappingProxyType({}),
+    unforeseen: Callable[[], None] = lambda: None,
 ) -> list[jax.Array]:
     """Computes a jaxpr for rows of which the first `count` count.
 
@@ -82,6 +83,7 @@ def evaluated(
         sizes: the numbers of rows.
         count: how many count, an int32 scalar.
         variables: for each slot of an input of the traces' levels, which leaf of a variable it is.
+        unforeseen: called where the function treats a single row in a way of its own, see `Sizes.foresee`.
 
     Raises:
         NotExact: the rows that do not count would have a part in what is computed.
@@ -90,7 +92,8 @@ def evaluated(
     values = [
         _Value(_given(array), sizes.rows_of(kind_of(one), kind_of(two)), _DATA, Computed()) for array, one, two in pairs
     ]
-    return [value.array for value in _Program(sizes, count, variables).run_whole(closed, other, alone, values)]
+    program = _Program(sizes, count, variables, unforeseen)
+    return [value.array for value in program.run_whole(closed, other, alone, values)]
 
 
 def rows_of_outputs(closed: jex.ClosedJaxpr, other: jex.ClosedJaxpr, sizes: Sizes) -> list[Rows]:
@@ -123,8 +126,10 @@ def _refuse_derivative(*_: object) -> NoReturn:
 class _Program:
     """Computes jaxprs of the first trace, beside those of the second."""
 
-    def __init__(self, sizes: Sizes, count: jax.Array, variables: Mapping[int, Hashable]):
-        self._sizes, self._count, self._variables = sizes, count, variables
+    def __init__(
+        self, sizes: Sizes, count: jax.Array, variables: Mapping[int, Hashable], unforeseen: Callable[[], None]
+    ):
+        self._sizes, self._count, self._variables, self._unforeseen = sizes, count, variables, unforeseen
 
     def run_whole(self, jaxpr: AnyJaxpr, other: AnyJaxpr, alone: AnyJaxpr, args: Sequence[_Value]) -> list[_Value]:
         """Computes a jaxpr that is one of its own in the trace with one row as well."""
@@ -203,7 +208,10 @@ class _Program:
         if any(rows) or is_key(one):
             raise NotExact(f"a constant {kind.dtype}{list(kind.shape)} is another with another number of rows")
         last = None if alone is None else np.asarray(alone, kind.dtype).reshape(kind.shape)
-        value = self._sizes.constant(np.asarray(one), np.asarray(other), last, self._count)
+        one, other = np.asarray(one), np.asarray(other)
+        if last is not None and not self._sizes.foresee(one, other, last):
+            self._unforeseen()
+        value = self._sizes.constant(one, other, last, self._count)
         return _Value(value, rows, _COUNT, place)
 
     def _equation(
