@@ -120,6 +120,8 @@ EXACT = {
     "n+1": lambda x: jnp.sum(x) / (x.shape[0] + 1),
     "n+2": lambda x: jnp.sum(x) / (x.shape[0] + 2),
     "2n-1": lambda x: jnp.sum(x) / (2 * x.shape[0] - 1),
+    "index beyond": lambda x: (x[jnp.array([50, 0])], (x[:, 0] * 10).astype(jnp.int32)[jnp.array([-1, 7])]),
+    "index beyond grad": jax.grad(lambda x: jnp.sum(x[(jnp.abs(x[:, 0]) * 9).astype(jnp.int32)] ** 2)),
     "pick shard": lambda x: jnp.sum(x.reshape(x.shape[0], 2, 3)[:, 0]),
 }
 

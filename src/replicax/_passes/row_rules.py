@@ -168,7 +168,7 @@ def _convolution(eqn: jex.JaxprEqn, arrays: Any, rows: list[Rows], out: list[Row
 
 
 def _gather(eqn: jex.JaxprEqn, arrays: Any, rows: list[Rows], out: list[Rows], masked: Masked) -> Sequence[jax.Array]:
-    """Of rows, each index takes its own, all of them, or one, if an index beyond the last takes nothing of them."""
+    """Of rows, each index takes its own, all of them, or one; an index beyond the last takes that, or nothing."""
     numbers, sizes, mode = eqn.params["dimension_numbers"], eqn.params["slice_sizes"], eqn.params["mode"]
     indexed = []
     for axis, k in enumerate(rows[0]):
@@ -177,12 +177,24 @@ def _gather(eqn: jex.JaxprEqn, arrays: Any, rows: list[Rows], out: list[Rows], m
             indexed.append(axis)
             _refuse_if(sizes[axis] != 1 or mode not in (_FILL, _WITHIN), eqn)
     if mode != _FILL:
-        return list(arrays)
+        return [arrays[0], _clamped(arrays[1], numbers.start_index_map, indexed, arrays[0].shape, rows[0], masked)]
     fill = eqn.params["fill_value"]
     if fill is None:
         fill = _least(arrays[0].dtype) if not jnp.issubdtype(arrays[0].dtype, jnp.inexact) else jnp.nan
         _refuse_if(bool(indexed) and arrays[0].dtype.kind in "ub", eqn)
     return [masked(arrays[0], rows[0], indexed, fill), arrays[1]]
+
+
+def _clamped(
+    indices: jax.Array, axes: Sequence[int], indexed: Sequence[int], shape: Sequence[int], rows: Rows, masked: Masked
+) -> jax.Array:
+    """Returns indices, `[..., axes]`, of which none is beyond the last row that counts: XLA clamps `x[index]` so."""
+    for axis in indexed:
+        counts = masked(jnp.ones(shape[axis], indices.dtype), (rows[axis],), (0,), 0)
+        last = jnp.maximum(jnp.sum(counts, dtype=indices.dtype) - 1, 0)
+        is_axis = np.array([each == axis for each in axes])
+        indices = jnp.where(is_axis, jnp.minimum(indices, last), indices)
+    return indices
 
 
 _FILL, _WITHIN = jax.lax.GatherScatterMode.FILL_OR_DROP, jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
