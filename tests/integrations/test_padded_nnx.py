@@ -61,6 +61,20 @@ def trained(axis_name, rows, pad):
     return [*losses, *metrics.compute().values(), *state], step.experimental_get_tracing_count()
 
 
+def test_a_replica_without_rows_keeps_its_statistics():
+    """With 18 rows the last batch, of 2, leaves two replicas without any."""
+    strategy = mirrored(4)
+    with strategy.scope():
+        norm = nnx.BatchNorm(4, momentum=0.5, rngs=nnx.Rngs(0))
+    step = rx.function(lambda x: strategy.run(lambda x: jnp.sum(norm(x)), args=(x,)))
+    dataset = rx.data.Dataset.from_tensor_slices(X[:18]).batch(16)
+    for batch in strategy.experimental_distribute_dataset(dataset, rx.InputOptions(pad_last_batch=True)):
+        step(batch)
+    of_full = [0.5 * X[start : start + 4].mean(0) for start in range(0, 16, 4)]
+    expected = [0.5 * of_full[0] + 0.5 * X[16], 0.5 * of_full[1] + 0.5 * X[17], of_full[2], of_full[3]]
+    np.testing.assert_allclose(norm.mean[...], np.mean(expected, 0), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("axis_name, rows", [(None, 30), ("replica", 30), ("replica", 21)])
 def test_an_epoch_is_one_program_with_the_numbers_without_padding(axis_name, rows):
     """With 21 rows the last batch, of 5, leaves the last replica without any."""

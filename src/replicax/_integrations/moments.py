@@ -11,6 +11,7 @@ from jax import lax
 
 from replicax._base.types import ReduceOp
 from replicax._tracing import context as _context
+from replicax._tracing import frames
 
 
 def moments_of_all(
@@ -63,6 +64,12 @@ def are_shared() -> bool:
     """Returns whether there are several replicas, one of which the program is in."""
     context = _context.get_replica_context()
     return context is not None and context.num_replicas_in_sync > 1
+
+
+def pads_rows() -> bool:
+    """Returns whether the replica's batch is padded, so that it may turn out to have no rows."""
+    frame = frames.frame()
+    return isinstance(frame, frames.TraceFrame) and frame.pads_rows
 
 
 def _totals(values: list[jax.Array]) -> list[jax.Array]:

@@ -18,6 +18,7 @@ What is changed in NNX, all of it from here:
 | `tracers.current_jax_trace` | a gradient tape is no level of tracing, and a replica that runs eagerly is one |
 | `Optimizer.__init__` | what it keeps of a variable lies with that, where variables are in several places |
 | `metrics.Welford.update` | refused in replicas, the results of which cannot be added up |
+| `BatchNorm.__call__` | a replica without rows of a padded batch keeps its statistics |
 | `nn.normalization._compute_stats` | with the axis name of replicas, statistics are of the rows of all, eagerly too |
 """
 
@@ -40,7 +41,7 @@ from replicax._base.foreign_state import Original
 from replicax._base.types import Tree, VariableAggregation, VariableSynchronization
 from replicax._integrations import nnx_paths
 from replicax._integrations.nnx_checkpoints import checkpoint_leaf, is_arrays, nested_state
-from replicax._integrations.nnx_normalization import statistics
+from replicax._integrations.nnx_normalization import normalized, statistics
 from replicax._tracing import active_tapes, frames
 from replicax._tracing import context as _context
 from replicax._variables import creators, layouts
@@ -95,6 +96,7 @@ def join() -> None:
     nnx.State._tracked = nested_state  # type: ignore[attr-defined]
     foreign_state.wrap(nnx.Optimizer, "__init__", view.init_optimizer)
     foreign_state.wrap(nnx.metrics.Welford, "update", _update_welford)
+    foreign_state.wrap(nnx.BatchNorm, "__call__", normalized)
     foreign_state.wrap(normalization, "_compute_stats", statistics)
     tracers.current_jax_trace = _current_trace(tracers.current_jax_trace)
 

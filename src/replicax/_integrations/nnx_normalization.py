@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from replicax._base.foreign_state import Original
 from replicax._base.types import Tree
-from replicax._integrations.moments import moments_of_all
+from replicax._integrations.moments import moments_of_all, pads_rows
 from replicax._tracing import context as _context
 from replicax._values import AXIS
+
+if TYPE_CHECKING:
+    from flax import nnx
+
+
+def normalized(call: Original, layer: nnx.BatchNorm, x: jax.Array, *args: object, **kwargs: object) -> Tree:
+    """Normalizes as NNX does, but in a replica without rows of a padded batch the layer keeps its statistics.
+
+    Without padding those would become NaN, the mean of no rows; here the mean is 0, and would go unseen.
+    """
+    if not pads_rows() or layer.axis_name == AXIS:
+        return call(layer, x, *args, **kwargs)
+    before = [(variable, variable.get_value()) for variable in (layer.mean, layer.var)]
+    result = call(layer, x, *args, **kwargs)
+    has_rows = jnp.full((), x.size) > 0
+    for variable, value in before:
+        if (new := variable.get_value()) is not value:
+            variable.set_value(jnp.where(has_rows, new, value))
+    return result
 
 
 def statistics(compute: Original, x: jax.Array, axes: Any, *args: object, **kwargs: object) -> Tree:

@@ -21,8 +21,7 @@ import numpy as np
 
 from replicax._base.foreign_state import Original, wrap
 from replicax._base.types import Tree
-from replicax._integrations.moments import are_shared, moments_of_all
-from replicax._tracing import frames
+from replicax._integrations.moments import are_shared, moments_of_all, pads_rows
 
 if TYPE_CHECKING:
     import keras
@@ -111,12 +110,6 @@ def _moments(
     if keepdims:
         mean, variance = jnp.expand_dims(mean, along), jnp.expand_dims(variance, along)
     return mean, variance
-
-
-def pads_rows() -> bool:
-    """Returns whether the replica's batch is padded, so that it may turn out to have no rows."""
-    frame = frames.frame()
-    return isinstance(frame, frames.TraceFrame) and frame.pads_rows
 
 
 def _is_symbolic() -> bool:
