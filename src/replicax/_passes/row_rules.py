@@ -159,10 +159,10 @@ def _dot(eqn: jex.JaxprEqn, arrays: Any, rows: list[Rows], out: list[Rows], mask
 
 def _convolution(eqn: jex.JaxprEqn, arrays: Any, rows: list[Rows], out: list[Rows], masked: Masked) -> list[jax.Array]:
     numbers, params = eqn.params["dimension_numbers"], eqn.params
-    (batch, feature, *spatial), (_, inner, *of_kernel) = numbers.lhs_spec, numbers.rhs_spec
+    (batch, feature, *spatial), (outer, inner, *of_kernel) = numbers.lhs_spec, numbers.rhs_spec
     _refuse_if(any(rows[0][axis] for axis in spatial) or any(rows[1][axis] for axis in of_kernel), eqn)
-    _refuse_if(rows[0][batch] > 0 and params["batch_group_count"] != 1, eqn)
-    together = rows[0][feature] > 0 or rows[1][inner] > 0
+    _refuse_if((rows[0][batch] > 0 or rows[1][outer] > 0) and params["batch_group_count"] != 1, eqn)
+    together = rows[0][feature] > 0 or rows[1][inner] > 0 or rows[1][outer] > 0
     _refuse_if(together and params["feature_group_count"] != 1, eqn)
     return [masked(arrays[0], rows[0], [feature], 0), masked(arrays[1], rows[1], [inner], 0)]
 
