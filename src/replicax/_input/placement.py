@@ -115,7 +115,8 @@ def with_rows(parts: Sequence[Leaf], most: int) -> list[Leaf]:
         if spare is None:
             return filled(part, (most, *part.shape[1:]))
         library = np if isinstance(part, np.ndarray) else jnp
-        return library.concatenate([part, *[part[-1:] if len(part) else spare] * (most - len(part))])
+        last = part[-1:] if len(part) else spare
+        return library.concatenate([part, library.broadcast_to(last, (most - len(part), *part.shape[1:]))])
 
     return [*map(padded, parts)]
 
