@@ -3,8 +3,8 @@
     python benchmarks/padding.py                            # 4 replicas, MLP, CNN and transformer
 
 The batches are those of uneven.py. Without padding each of the two has a program; with it, both have one, which is
-traced three times. The first calls, of an even batch and then of an uneven one, are those of functions made anew for
-each round, in seconds of the processor; the later ones, of both ways, take turns.
+traced three or four times. The first calls, of an even batch and then of an uneven one, are those of functions made
+anew for each round, in seconds of the processor; the later ones, of both ways, take turns.
 """
 
 from __future__ import annotations

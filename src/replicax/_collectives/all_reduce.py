@@ -40,9 +40,10 @@ class Fit(NamedTuple):
     most: int
 
 
-# On CPU devices XLA sends one buffer after another, each of which costs as much as copying about a megabyte, however
-# many devices there are (benchmarks/packs.py). For accelerators it combines all-reduces by itself, without a copy, and
-# overlaps them with computation, so that a vector of all gradients costs memory and gains nothing (tests/plan).
+# On CPU devices XLA sends one buffer after another. Each costs as much as copying about a megabyte, whatever the number
+# of devices: benchmarks/step.py compares steps with gradients packed and apart. For accelerators XLA combines
+# all-reduces by itself, without a copy, and overlaps them with computation, so that a vector of all gradients costs
+# memory and gains nothing (tests/plan).
 _CPU = Fit(together=1 << 20, most=1 << 22)
 _ACCELERATOR = Fit(together=1 << 14, most=1 << 20)
 # To pack tensors that are split over the devices of each replica would bring their parts together first.
