@@ -83,6 +83,20 @@ def test_what_is_assigned_is_ignored_and_nothing_is_saved(tmp_path):
     assert not list(tmp_path.glob("ckpt*"))
 
 
+def test_a_keras_model_is_not_saved_over_another(tmp_path):
+    keras = pytest.importorskip("keras")
+    path = tmp_path / "model.keras"
+    with rx.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save(path)
+        before = path.read_bytes()
+        with rx.experimental.abstract_variables():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            for save, name in ((model.save, "model.keras"), (model.save_weights, "model.weights.h5")):
+                with pytest.raises(PlanError, match="no values.*Call it after the step"):
+                    save(tmp_path / name)
+    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
+
+
 PROGRAM = """
 import sys
 import jax.numpy as jnp, numpy as np, optax, replicax as rx

@@ -21,6 +21,15 @@ def are_abstract() -> bool:
     return _abstract > 0
 
 
+def refuse_saving(method: str) -> None:
+    """Raises `PlanError` if new variables have no values, before the method of this name opens a file."""
+    if are_abstract():
+        raise PlanError(
+            f"{method} is called where variables have no values: in `abstract_variables()`, or by a program that is "
+            "planned, before its step. Call it after the step."
+        )
+
+
 @contextlib.contextmanager
 def abstract_variables() -> Iterator[None]:
     """Returns a context in which new variables have shapes and dtypes, but no values, for steps that are only planned.

@@ -146,15 +146,6 @@ def _refuse_inside(method: str) -> None:
         )
 
 
-def _refuse_planned(method: str) -> None:
-    """Raises PlanError where variables have shapes alone."""
-    if planning.are_abstract():
-        raise planning.PlanError(
-            f"Checkpoint.{method} is called where variables have no values: in `abstract_variables()`, or by a program "
-            "that is planned, before its step. Call it after the step."
-        )
-
-
 class Checkpoint:
     """Saves the values of objects, and restores them.
 
@@ -288,7 +279,7 @@ class Checkpoint:
         """
         path = path_text(file_prefix, "checkpoint")
         _refuse_inside("write")
-        _refuse_planned("write")
+        planning.refuse_saving("Checkpoint.write")
         self._write(path)
         return path
 
@@ -325,7 +316,7 @@ class Checkpoint:
     def _save_numbered(self, prefix: str, number: int | None, then: OnWritten) -> str:
         """Counts, writes and returns the path. `then` has returned on all workers before this returns on one."""
         _refuse_inside("save")
-        _refuse_planned("save")
+        planning.refuse_saving("Checkpoint.save")
         self.save_counter.assign_add(1)
         try:
             path = f"{prefix}-{int(self.save_counter) if number is None else number}"

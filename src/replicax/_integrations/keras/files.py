@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
+from replicax._base import planning
 from replicax._base.atomic_files import Artifact, make_folders, replacing
 from replicax._base.foreign_state import Original, wrap
 from replicax._base.types import Tree
@@ -33,7 +34,7 @@ _saving = _Saving()
 
 
 def join() -> None:
-    """Changes the two callbacks that save models; a model that the program itself saves is saved as ever."""
+    """Changes the two callbacks that save models; a program's own calls of `save` are only refused in plans."""
     import keras
     from keras.src.utils import file_utils
 
@@ -86,6 +87,7 @@ def _makedirs(make: Original, path: str) -> None:
 def _one_for_all(
     save: Original, model: keras.Model, filepath: str | os.PathLike[str], *args: object, **kwargs: object
 ) -> None:
+    planning.refuse_saving("A Keras model's save or save_weights")
     if not _saving.by_all:
         save(model, filepath, *args, **kwargs)
         return
