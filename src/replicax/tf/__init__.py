@@ -26,7 +26,8 @@ from replicax._values import PerReplica as _PerReplica
 from replicax._variables.creators import name_scope, variable_creator_scope
 from replicax._variables.distributed import MirroredVariable as _MirroredVariable
 from replicax._variables.variable import Variable as _Variable
-from replicax.tf import _dressing, _names, distribute
+from replicax.tf import _dressing, _imports, _names, distribute
+from replicax.tf._imports import install, uninstall
 from replicax.tf._names import namespace as _namespace
 
 _names.install(globals())
@@ -96,7 +97,9 @@ types = _namespace(
 
 _dressing.dress()
 
-__version__ = __import__("replicax").__version__
+_imports.serve_own_names()
+
+__version__ = _names.VERSION  # of TensorFlow, since programs compare it
 _lookup, _listed = _names.lookup("", globals())
 
 

@@ -6,10 +6,15 @@ other missing name points to the page that lists all names.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import sys
+import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
-from replicax._base import doc_pages
+from replicax._base import doc_pages, tracebacks
 
 _GRAPHS = "There are no graphs and sessions: call operations directly, and @tf.function compiles them"
 _SPARSE = "XLA's shapes are static: use dense tensors with a mask (tf.sequence_mask), or tf.IndexedSlices for gradients"
@@ -190,17 +195,44 @@ def alternative(name: str) -> str | None:
     return ABSENT[max(stems, key=len)] if stems else None
 
 
+# The names that were asked for and are not there, with the places in the user's code, in their order.
+asked: dict[tuple[str, str], None] = {}
+
+
+def message(name: str, otherwise: str = _OPERATIONS) -> str:
+    """Returns the text of the error for a name that is not there: where it was used, and what stands for it."""
+    place = _place()
+    asked[name, place] = None
+    text = [f"replicax.tf has no {name!r} ({place}).", alternative(name) or otherwise]
+    return " ".join(
+        [*(f"{part.rstrip('.')}." for part in text if part), f"{doc_pages.page('tf-names.md')} lists all names."]
+    )
+
+
+def _place() -> str:
+    """Returns the file and line from which `replicax.tf` was called or imported."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and (
+        frame.f_code.co_filename.startswith(_IMPORTING) or tracebacks.is_hidden_file(frame.f_code.co_filename)
+    ):
+        frame = frame.f_back
+    if frame is None:
+        return "from Python itself"
+    path = Path(frame.f_code.co_filename)
+    with contextlib.suppress(ValueError, OSError):
+        path = path.relative_to(Path.cwd())
+    return f"{path}:{frame.f_lineno}"
+
+
+_IMPORTING = ("<frozen importlib", importlib.__file__.removesuffix("__init__.py"))
+
+
 def missing_from(namespace: str, otherwise: str = _OPERATIONS) -> Callable[[str], NoReturn]:
     """Returns a `__getattr__` for a module: its error names the alternative, or `otherwise` if there is none."""
 
     def __getattr__(name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(f"module 'replicax.tf' has no attribute {name!r}")
-        full = f"{namespace}.{name}" if namespace else name
-        found = alternative(full) or otherwise
-        where = f"{doc_pages.page('tf-names.md')} lists all names."
-        raise AttributeError(
-            " ".join([f"replicax.tf has no {full!r}.", *([f"{found}."] if found else []), where]), name=name
-        )
+        raise AttributeError(message(f"{namespace}.{name}" if namespace else name, otherwise), name=name)
 
     return __getattr__

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 
+import replicax
 from replicax._base import specs
 from replicax.tf import _absent, _dtypes
 
@@ -53,6 +54,9 @@ def _all(module: str, *tables: str) -> dict[str, object]:
 def _full(module: str) -> str:
     return module if module.startswith("replicax.") else f"replicax.tf.{module}"
 
+
+# The version of TensorFlow that the names follow.
+VERSION = "2.21.0"
 
 _ELEMENTWISE = """abs acos acosh add add_n asin asinh atan atan2 atanh cos cosh cumsum divide equal exp floor greater
 greater_equal less less_equal logical_and logical_not logical_or maximum minimum multiply negative not_equal pow round
@@ -187,7 +191,10 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
     "config.optimizer": ("Settings of compilation.", _all("_config", "OPTIMIZER")),
     "config.threading": ("Settings of threads.", _all("_config", "THREADING")),
     "test": ("Helpers for tests.", _all("_config", "TEST")),
-    "version": ("The version of TensorFlow that these names follow.", {"VERSION": "2.21.0"}),
+    "version": (
+        "The version of TensorFlow that these names follow.",
+        {"VERSION": VERSION, "GIT_VERSION": f"replicax {replicax.__version__}"},
+    ),
     "data": (
         "Datasets.",
         {

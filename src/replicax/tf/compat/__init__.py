@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
@@ -45,4 +46,8 @@ def dimension_value(dimension: int | None) -> int | None:
     return dimension
 
 
-__getattr__ = missing_from("compat")
+_missing = missing_from("compat")
+
+
+def __getattr__(name: str) -> Any:
+    return importlib.import_module("replicax.tf") if name == "v2" else _missing(name)

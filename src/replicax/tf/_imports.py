@@ -1,0 +1,185 @@
+"""Imports of TensorFlow's modules, served by `replicax.tf`: what `install` and `replicax run-tf` rest on.
+
+A module is the same object under all its names: `tensorflow`, `tensorflow.compat.v2` and `replicax.tf` are one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from replicax.tf import _absent, _names, _private
+
+_TENSORFLOW = "tensorflow"
+_OURS = "replicax.tf"
+
+
+class _Served(importlib.abc.Loader):
+    """Loads a module that is there already."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self._module = module
+        self._spec = module.__spec__
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return self._module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        if self._spec is not None:  # Python has just put that of the second name there
+            module.__spec__ = self._spec
+
+
+class _Distribution(importlib.metadata.Distribution):
+    """What `importlib.metadata.version("tensorflow")` finds."""
+
+    def read_text(self, filename: str) -> str | None:
+        return (
+            f"Metadata-Version: 2.1\nName: {_TENSORFLOW}\nVersion: {_names.VERSION}\n"
+            if filename == "METADATA"
+            else None
+        )
+
+    def locate_file(self, path: str | os.PathLike[str]) -> Any:
+        raise FileNotFoundError(f"{_TENSORFLOW} is served by {_OURS}, and has no files of its own: {path}")
+
+
+_ANY = importlib.metadata.DistributionFinder.Context()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules below a name, which may be TensorFlow's, among those of `replicax.tf`."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._root and not fullname.startswith(f"{self._root}."):
+            return None
+        module = _module(fullname[len(self._root) + 1 :])
+        return importlib.machinery.ModuleSpec(fullname, _Served(module), is_package=True)
+
+
+class _StandIn(_Finder):
+    """Finds TensorFlow's modules, and has Keras run on JAX."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname == "keras" and os.environ.get("KERAS_BACKEND", _TENSORFLOW) == _TENSORFLOW:
+            os.environ["KERAS_BACKEND"] = "jax"  # programs set it too, before they import Keras
+        if fullname == _KERAS_LIBRARIES:
+            return _and_then(importlib.machinery.PathFinder.find_spec(fullname, path, target), _introduce_to_keras)
+        return super().find_spec(fullname, path, target)
+
+    def find_distributions(self, context: Any = _ANY) -> Iterator[importlib.metadata.Distribution]:
+        if context.name == _TENSORFLOW:
+            yield _Distribution()
+
+
+def _module(inner: str) -> types.ModuleType:
+    """Returns the module of ours with a dotted name inside of `tensorflow`."""
+    # The name in an error is always TensorFlow's: Python drops an error of `from replicax.tf import name` whose name
+    # is `replicax.tf.name`, and says only that it cannot import it.
+    fullname = f"{_TENSORFLOW}.{inner}"
+    found: Any = importlib.import_module(_OURS)
+    parts = inner.split(".") if inner else []
+    if parts and parts[0] in _private.ROOTS:
+        return _private.module(inner)
+    for index, part in enumerate(parts):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise ModuleNotFoundError(_absent.message(".".join(parts[: index + 1])), name=fullname) from None
+        if not isinstance(found, types.ModuleType):
+            raise ModuleNotFoundError(f"{'.'.join(parts[: index + 1])} is no module, but {found!r}", name=fullname)
+    return found
+
+
+# The module of Keras through which it uses other libraries.
+_KERAS_LIBRARIES = "keras.src.utils.module_utils"
+
+
+def _and_then(
+    spec: importlib.machinery.ModuleSpec | None, then: Callable[[Any], None]
+) -> importlib.machinery.ModuleSpec | None:
+    """Has a function be called with a module once it is loaded."""
+    loader: Any = spec and spec.loader
+    if loader is not None:
+        load = loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            load(module)
+            then(module)
+
+        loader.exec_module = exec_module
+    return spec
+
+
+class _ForKeras:
+    """TensorFlow as Keras sees it on its JAX backend: functions that it calls are there, graphs are not."""
+
+    @staticmethod
+    def executing_eagerly() -> bool:
+        """True: in a function that JAX compiles Keras goes on with JAX, and not with operations of TensorFlow."""
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(_OURS), name)
+
+
+def _introduce_to_keras(libraries: Any) -> None:
+    # Keras asks whether TensorFlow is there where it would then use graphs, or classes that are not public.
+    libraries.tensorflow.module = _ForKeras()
+    libraries.tensorflow._available = False
+
+
+_installed: list[_StandIn] = []
+
+
+def install() -> None:
+    """Serves TensorFlow's modules by `replicax.tf` from now on: `import tensorflow as tf` imports this one.
+
+    This holds for the program and for the libraries that it imports, whether or not TensorFlow is installed. `replicax
+    run-tf` calls it before it runs a program. Called again, it does nothing.
+
+    Raises:
+        RuntimeError: TensorFlow itself has been imported already.
+    """
+    loaded = sys.modules.get(_TENSORFLOW)
+    if loaded is not None and loaded is not sys.modules[_OURS]:
+        raise RuntimeError(
+            f"TensorFlow itself was imported already, from {getattr(loaded, '__file__', None)}. Call "
+            "replicax.tf.install() before anything imports it, or start the program with `replicax run-tf`."
+        )
+    if _installed:
+        return
+    finder = _StandIn(_TENSORFLOW)
+    _installed.append(finder)
+    sys.meta_path.insert(0, finder)
+    if _KERAS_LIBRARIES in sys.modules:
+        _introduce_to_keras(sys.modules[_KERAS_LIBRARIES])
+    importlib.import_module(_TENSORFLOW)
+
+
+def uninstall() -> None:
+    """Serves TensorFlow's modules no more; what has imported them keeps them."""
+    for finder in _installed:
+        sys.meta_path.remove(finder)
+    _installed.clear()
+    for name in [name for name in sys.modules if name == _TENSORFLOW or name.startswith(f"{_TENSORFLOW}.")]:
+        del sys.modules[name]
+
+
+def serve_own_names() -> None:
+    """Has namespaces of `replicax.tf` that are no files be importable too: `from replicax.tf.math import add`."""
+    if not any(type(finder) is _Finder for finder in sys.meta_path):
+        sys.meta_path.append(_Finder(_OURS))
