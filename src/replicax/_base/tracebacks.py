@@ -59,7 +59,7 @@ def _of_the_user(tb: types.TracebackType | None) -> types.TracebackType | None:
     return kept
 
 
-def _filter(error: BaseException) -> None:
+def filter_traceback(error: BaseException) -> None:
     """Leaves the user's frames in the tracebacks of an error, its causes and what was handled when it was raised."""
     if jax.config.jax_traceback_filtering == "off":  # type: ignore[attr-defined]
         return
@@ -82,7 +82,7 @@ def boundary(function: _F) -> _F:
             return function(*args, **kwargs)
         except Exception as error:
             _advise(error)
-            _filter(error)
+            filter_traceback(error)
             raise  # JAX_TRACEBACK_FILTERING=off shows the frames of replicax and JAX too
 
     return cast(_F, call)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from replicax._base import program_arguments
+from replicax._base import program_arguments, tensorflow_programs
 from replicax._base.planning import PlanError
 from replicax._plan import chips, environment, program
 
@@ -42,6 +42,8 @@ def parser(name: str) -> argparse.ArgumentParser:
     add("--step", metavar="NAME", help=text)
     text = "install the compiler for TPUs in an environment of its own, in the user's cache"
     add("--install", action=_Install, nargs=0, help=text)
+    text = "serve TensorFlow's names by replicax.tf, as replicax run-tf does"
+    add("--tf", action="store_true", help=text)
     add("--picture", metavar="FILE", help="draw the plan to this file (needs matplotlib)")
     return result
 
@@ -72,6 +74,7 @@ def main(arguments: Sequence[str], name: str) -> int:
     devices = f"{first.platform.upper()}:{min(first.size, program.MOST_DEVICES)}"
     variables = {**os.environ, "JAX_PLATFORMS": "cpu", "REPLICAX_VIRTUAL_DEVICES": devices}
     variables.pop("TF_CONFIG", None)  # the plan is made in one process
+    variables = tensorflow_programs.environment(variables) if given.tf else variables
     command = [sys.executable, "-m", "replicax._plan.program", json.dumps(dataclasses.asdict(options)), given.program]
     try:
         return subprocess.run([*command, *given.arguments], env=variables, check=False).returncode

@@ -6,14 +6,16 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from replicax import __version__
-from replicax._base import program_arguments
+from replicax._base import program_arguments, tensorflow_programs
 from replicax._base.errors import JobError
 from replicax._job.channel import parse
+from replicax.launch import _run_tf
 from replicax.launch._environment import LaunchError, check_open_files
 from replicax.launch._launcher import TASK_RESTARTS, Launcher, Plan
 from replicax.launch._leader import offers
@@ -44,6 +46,14 @@ exit status:
 A worker finds in its environment: TF_CONFIG, REPLICAX_RESTART_COUNT (0, then 1, ...) and REPLICAX_REPORT_DIR. With --ps
 a task also finds REPLICAX_TASK_RESTART_COUNT (its own restarts) and, on one machine, REPLICAX_JOB_SECRET.
 `python -m replicax.launch` is the same command.
+"""
+
+_COMMANDS = """\
+commands (replicax COMMAND --help says more):
+  launch     start the workers of a job
+  plan       say what a program's training step needs on devices that are not there
+  run-tf     run a program of TensorFlow's as it is
+  check-tf   say beforehand what a program of TensorFlow's needs
 """
 
 
@@ -84,6 +94,8 @@ def parser(program: str) -> argparse.ArgumentParser:
         action="store_false",
         help="leave NPROC and GLIBC_TUNABLES as they are; else they are set so that JAX is safe and fast on CPU",
     )
+    text = "serve TensorFlow's names by replicax.tf, as replicax run-tf does"
+    add("--tf", action="store_true", help=text)
     _add_servers(result)
     _add_machines(result)
     return result
@@ -178,6 +190,8 @@ def complete(plan: Plan) -> None:
         raise LaunchError(f"{name} is for jobs with parameter servers, and needs --ps.")
     check_open_files(plan.here + offers(plan.ps) + plan.evaluator)
     plan.command = _command(plan)
+    if plan.tf:
+        os.environ.update(tensorflow_programs.environment(os.environ))
 
 
 def _command(plan: Plan) -> tuple[str, ...]:
@@ -234,9 +248,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from replicax._plan import command  # here, since it adds a fifth to the start of the launcher
 
         return command.main(arguments[1:], "replicax plan")
-    top = argparse.ArgumentParser("replicax", description="The programming model of tf.distribute on JAX.")
+    if arguments and arguments[0] == "run-tf":
+        return _run_tf.main(arguments[1:], "replicax run-tf")
+    if arguments and arguments[0] == "check-tf":  # it asks JAX's operations for their names
+        command_line = [sys.executable, "-m", "replicax.tf._check", *arguments[1:]]
+        return subprocess.run(command_line, check=False).returncode
+    top = argparse.ArgumentParser(
+        "replicax",
+        description="The programming model of tf.distribute on JAX.",
+        epilog=_COMMANDS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     top.add_argument("--version", action="version", version=f"replicax {__version__}")
-    text = "start the workers of a job (replicax launch --help), or plan a program's step (replicax plan --help)"
-    top.add_argument("command", choices=["launch", "plan"], help=text)
+    top.add_argument("command", choices=["launch", "plan", "run-tf", "check-tf"], help="one of those below")
     top.parse_args(arguments or ["--help"])
     return 2

@@ -202,7 +202,8 @@ asked: dict[tuple[str, str], None] = {}
 def message(name: str, otherwise: str = _OPERATIONS) -> str:
     """Returns the text of the error for a name that is not there: where it was used, and what stands for it."""
     place = _place()
-    asked[name, place] = None
+    if not name.startswith("_"):  # Python asks for modules of ours as for attributes
+        asked[name, place] = None
     text = [f"replicax.tf has no {name!r} ({place}).", alternative(name) or otherwise]
     return " ".join(
         [*(f"{part.rstrip('.')}." for part in text if part), f"{doc_pages.page('tf-names.md')} lists all names."]

@@ -15,6 +15,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from replicax._base import tracebacks
 from replicax.tf import _absent, _names, _private
 
 _TENSORFLOW = "tensorflow"
@@ -143,6 +144,12 @@ def _introduce_to_keras(libraries: Any) -> None:
 
 
 _installed: list[_StandIn] = []
+_program: list[str | None] = []
+
+
+def program() -> str | None:
+    """Returns the file of the program that is run, as it was when TensorFlow's names were first served."""
+    return _program[0] if _program else None
 
 
 def install() -> None:
@@ -162,12 +169,12 @@ def install() -> None:
         )
     if _installed:
         return
+    _program.append(getattr(sys.modules.get("__main__"), "__file__", None))
     finder = _StandIn(_TENSORFLOW)
     _installed.append(finder)
     sys.meta_path.insert(0, finder)
     if _KERAS_LIBRARIES in sys.modules:
         _introduce_to_keras(sys.modules[_KERAS_LIBRARIES])
-    importlib.import_module(_TENSORFLOW)
 
 
 def uninstall() -> None:
@@ -177,6 +184,12 @@ def uninstall() -> None:
     _installed.clear()
     for name in [name for name in sys.modules if name == _TENSORFLOW or name.startswith(f"{_TENSORFLOW}.")]:
         del sys.modules[name]
+
+
+def excepthook(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
+    """Shows an error that ends the program as Python does, without the frames of replicax and JAX."""
+    tracebacks.filter_traceback(error)
+    sys.__excepthook__(kind, error, error.__traceback__)
 
 
 def serve_own_names() -> None:

@@ -1,0 +1,18 @@
+"""How programs of TensorFlow's are started, so that `import tensorflow` gives them `replicax.tf`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+# The folder of the `sitecustomize` that serves TensorFlow's names.
+_AT_START = Path(__file__).parents[1] / "tf" / "_at_start"
+
+
+def environment(base: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of a Python, and of those that it starts, in which TensorFlow's names are ours."""
+    old = [folder for folder in base.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    folders = [str(_AT_START), *(folder for folder in old if folder != str(_AT_START))]
+    # A process may import Keras alone, which asks for its backend first of all.
+    return {**base, "PYTHONPATH": os.pathsep.join(folders), "KERAS_BACKEND": "jax"}

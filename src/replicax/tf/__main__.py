@@ -1,0 +1,8 @@
+"""`python -m replicax.tf`: the command `replicax run-tf`."""
+
+import sys
+
+from replicax.launch import _run_tf
+
+if __name__ == "__main__":
+    sys.exit(_run_tf.main(sys.argv[1:], "python -m replicax.tf"))

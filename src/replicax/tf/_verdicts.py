@@ -1,0 +1,113 @@
+"""Says of a name of TensorFlow whether `replicax.tf` has it, how it differs, or what stands for it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import types
+from typing import Any, NamedTuple
+
+from replicax.tf import _absent, _private
+
+RUNS, DIFFERS, MISSING = "runs", "differs", "missing"
+_OTHERWISE = "The operations of jax.numpy, jax.nn and jax.lax work on tensors too"
+
+_PYTHON = "It is Python code on TensorFlow: run `replicax check-tf` on its folder, too"
+# Libraries that need TensorFlow, and what to do.
+LIBRARIES = {
+    "dopamine": _PYTHON,
+    "official": _PYTHON,
+    "orbit": _PYTHON,
+    "sonnet": _PYTHON,
+    "tensor2tensor": "It needs TensorFlow 1's graphs",
+    "tensorflow_addons": "It is no longer maintained: Keras 3 has most of it",
+    "tensorflow_decision_forests": "Use its successor ydf, which does without TensorFlow",
+    "tensorflow_datasets": "tfds.data_source(...) reads without TensorFlow; tfds.load(...) gives TensorFlow's datasets",
+    "tensorflow_estimator": "TensorFlow has removed it too: write the loop with tf.function and strategy.run",
+    "tensorflow_federated": "It needs TensorFlow's graphs",
+    "tensorflow_hub": "Its models are SavedModels: use keras_hub, or a checkpoint of the weights",
+    "tensorflow_io": "It needs TensorFlow's compiled operations: read with the library of the format",
+    "tensorflow_model_optimization": "Use qwix, or Keras 3's quantization",
+    "tensorflow_probability": "Import tensorflow_probability.substrates.jax instead",
+    "tensorflow_recommenders": _PYTHON,
+    "tensorflow_text": "It needs TensorFlow's compiled operations: use the library tokenizers or sentencepiece",
+    "tensorflow_transform": "It needs TensorFlow's graphs",
+    "tf_agents": _PYTHON,
+    "tf_slim": _PYTHON,
+    "tfx": "It needs TensorFlow's graphs",
+    "trfl": _PYTHON,
+}
+
+
+class Verdict(NamedTuple):
+    """What `replicax.tf` makes of a name: `status` is one of `RUNS`, `DIFFERS` and `MISSING`."""
+
+    name: str
+    status: str
+    text: str = ""
+
+
+def of_library(module: str) -> Verdict | None:
+    """Returns the verdict on an imported library; None on one that does not need TensorFlow."""
+    library = module.partition(".")[0]
+    if module.startswith("tensorflow_probability.substrates.jax") or library not in LIBRARIES:
+        return None
+    return Verdict(library, MISSING, LIBRARIES[library])
+
+
+def of_name(name: str, keywords: tuple[str, ...] = ()) -> Verdict:
+    """Returns the verdict on a name in `tensorflow`, called with these arguments."""
+    found = _of_name(name.removeprefix("compat.v2."))
+    if found.status == MISSING or not keywords:
+        return found
+    if lacking := _lacking(found.name, keywords):
+        return Verdict(found.name, MISSING, f"It has no argument {', '.join(map(repr, lacking))}")
+    return found
+
+
+@functools.cache
+def _of_name(name: str) -> Verdict:
+    parts = name.split(".")
+    value: Any = importlib.import_module("replicax.tf")
+    for index, part in enumerate(parts):
+        here = ".".join(parts[: index + 1])
+        if not isinstance(value, (types.ModuleType, type)):
+            break  # an attribute of a value
+        if here in _private.MODULES:
+            value = _private.module(here)
+            continue
+        try:
+            value = getattr(value, part)
+        except AttributeError as error:
+            return Verdict(here, MISSING, _replacement(here, error))
+        except ImportError as error:  # of a library that is not installed
+            return Verdict(here, MISSING, str(error))
+    text = _absent.difference(name)
+    return Verdict(name, DIFFERS, text) if text else Verdict(name, RUNS)
+
+
+def _replacement(name: str, error: AttributeError) -> str:
+    """Returns what stands for a name that is not there."""
+    place = _private.MODULES.get(name.rpartition(".")[0])
+    if place is not None:  # the error knows where the private module looks
+        return str(error).partition("). ")[2].rpartition(" /")[0].rstrip(".") or _OTHERWISE
+    of_keras = "Keras 3 does not have it" if name.startswith("keras.") else _OTHERWISE
+    return _absent.alternative(name) or of_keras
+
+
+@functools.cache
+def _signature(name: str) -> inspect.Signature | None:
+    try:
+        value: Any = functools.reduce(getattr, name.split("."), importlib.import_module("replicax.tf"))
+        return inspect.signature(value)
+    except (AttributeError, ImportError, TypeError, ValueError):
+        return None
+
+
+def _lacking(name: str, keywords: tuple[str, ...]) -> list[str]:
+    """Returns those of these arguments that a function does not take."""
+    signature = _signature(name)
+    if signature is None or any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
+        return []
+    return sorted(set(keywords) - signature.parameters.keys())
