@@ -12,7 +12,7 @@ True
 
 from replicax import _wiring as _wiring  # puts the parts together
 from replicax._checkpoint.checkpoint import Checkpoint
-from replicax._checkpoint.files import latest_checkpoint
+from replicax._checkpoint.lists import latest_checkpoint
 from replicax._checkpoint.manager import CheckpointManager, checkpoints_iterator, get_checkpoint_state
 from replicax._checkpoint.random_state import RandomState
 from replicax._checkpoint.reader import list_variables, load_checkpoint, load_variable

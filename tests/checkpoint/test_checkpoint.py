@@ -489,16 +489,6 @@ def test_paths_that_are_no_checkpoints(tmp_path):
     checkpoint = Checkpoint(v=rx.Variable(0.0))
     with pytest.raises(FileNotFoundError, match="Is the number at its end missing"):
         checkpoint.restore(tmp_path / "ckpt")
-    (tmp_path / "ckpt-1.index").write_bytes(b"")
-    with pytest.raises(rx.CheckpointError, match="TensorFlow's own format"):
-        checkpoint.restore(tmp_path / "ckpt-1")
-    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "ckpt-1"\n')
-    for call in (rx.train.latest_checkpoint, lambda folder: CheckpointManager(checkpoint, folder, 1)):
-        with pytest.raises(rx.CheckpointError, match="TensorFlow's own format"):
-            call(tmp_path)
-    with pytest.raises(rx.CheckpointError, match="TensorFlow's own format"):
-        checkpoint.save(tmp_path / "ckpt")
-    assert names(tmp_path) == ["checkpoint", "ckpt-1.index"]
     (tmp_path / "folder").mkdir()
     with pytest.raises(rx.CheckpointError, match="was not written by replicax"):
         checkpoint.restore(tmp_path / "folder")
@@ -805,7 +795,7 @@ def test_orbax_is_imported_only_on_use(run_python):
         try:
             replicax.train.Checkpoint(v=v).save("/nowhere/ckpt")
         except ImportError as error:
-            assert "pip install orbax-checkpoint" in str(error)
+            assert "pip install google-crc32c orbax-checkpoint" in str(error)
         else:
             raise AssertionError
     """)

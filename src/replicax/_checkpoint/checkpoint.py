@@ -18,13 +18,11 @@ from replicax._base.atomic_files import path_text
 from replicax._base.errors import CheckpointError
 from replicax._base.types import Leaf
 from replicax._checkpoint import files as _files
-from replicax._checkpoint import object_graph, report
+from replicax._checkpoint import lists, object_graph, report
 from replicax._checkpoint.files import Path
 from replicax._checkpoint.object_graph import Identity, ObjectNode, PositionLeaf
 from replicax._checkpoint.report import Report
 from replicax._checkpoint.restore import (
-    POSITION,
-    REPLICAS,
     CheckpointLoadStatus,
     InitializationOnlyStatus,
     LoadStatus,
@@ -32,6 +30,7 @@ from replicax._checkpoint.restore import (
     key_of,
     name_in_messages,
 )
+from replicax._checkpoint.sources import POSITION, REPLICAS
 from replicax._data import iterators
 from replicax._input.iterator import DistributedIterator
 from replicax._job import exchange
@@ -303,13 +302,13 @@ class Checkpoint:
         """
         prefix = path_text(file_prefix, "checkpoint")
         directory = os.path.dirname(prefix) or "."
-        before = _files.read_list(directory)
+        before = lists.read_list(directory)
 
         def list_new(path: str, wrote: bool) -> None:
             if wrote:
                 path = os.path.join(directory, os.path.basename(path))
-                new = _files.CheckpointList({path: os.path.getmtime(path)})
-                _files.write_list(directory, new, lambda other: other == path, before)
+                new = lists.CheckpointList({path: os.path.getmtime(path)})
+                lists.write_list(directory, new, lambda other: other == path, before)
 
         return self._save_numbered(prefix, None, list_new)
 
@@ -347,7 +346,7 @@ class Checkpoint:
 
         Raises:
             FileNotFoundError: there is no checkpoint.
-            CheckpointError: it is damaged, or in TensorFlow's own format.
+            CheckpointError: it is damaged.
             ValueError: a value has another shape or dtype than its variable.
             RuntimeError: inside of a compiled function or of `run`.
         """

@@ -16,6 +16,7 @@ from replicax._base.atomic_files import make_folders, path_text, remove
 from replicax._base.errors import CheckpointError
 from replicax._base.messages import received
 from replicax._checkpoint import files as _files
+from replicax._checkpoint import lists
 from replicax._checkpoint.checkpoint import Checkpoint
 from replicax._checkpoint.files import Path
 
@@ -25,7 +26,7 @@ def get_checkpoint_state(checkpoint_dir: Path, latest_filename: str | None = Non
 
     The attributes are `model_checkpoint_path`, the newest one, and `all_model_checkpoint_paths`.
     """
-    state = _files.read_list(os.fsdecode(checkpoint_dir), latest_filename or _files.LIST_NAME)
+    state = lists.read_list(os.fsdecode(checkpoint_dir), latest_filename or _files.LIST_NAME)
     if state is None or not state.paths:
         return None
     paths = list(state.paths)
@@ -48,7 +49,7 @@ def checkpoints_iterator(
     """
     last, begun = None, time.time()
     while True:
-        newest = _files.latest_checkpoint(checkpoint_dir)
+        newest = lists.latest_checkpoint(checkpoint_dir)
         if newest is not None and newest != last:
             last, begun = newest, time.time()
             yield newest
@@ -125,14 +126,14 @@ class CheckpointManager:
 
     def _find_existing(self) -> None:
         """Finds the checkpoints that are there already."""
-        state = _files.read_list(self._directory)
+        state = lists.read_list(self._directory)
         if state is None:
             return
         self._last_preserved = state.last_preserved or self._last_preserved
         for path, made in state.paths.items():
             if _files.is_there(path):
                 (self._paths if self._is_ours(path) else self._others)[path] = made
-        if not self._paths and (found := _files.numbered_checkpoints(self._directory, self._name)):
+        if not self._paths and (found := lists.numbered_checkpoints(self._directory, self._name)):
             warnings.warn(
                 f"{os.path.join(self._directory, _files.LIST_NAME)} names no checkpoint {self._name}-* that is there, "
                 f"so the folder's are looked for; there are: {', '.join(map(os.path.basename, found))}.",
@@ -143,7 +144,7 @@ class CheckpointManager:
             self._spared = set(self._paths)
 
     def _is_ours(self, path: str) -> bool:
-        return _files.is_numbered(path, self._directory, self._name)
+        return lists.is_numbered(path, self._directory, self._name)
 
     @property
     def directory(self) -> str:
@@ -173,7 +174,7 @@ class CheckpointManager:
         """
         for path in reversed(self._paths or self._others):
             if path not in self._checked:
-                self._checked[path] = _files.newest_undamaged([path]) is not None
+                self._checked[path] = lists.newest_undamaged([path]) is not None
             if self._checked[path]:
                 return path
         return None
@@ -234,7 +235,7 @@ class CheckpointManager:
         return gone
 
     def _write_list(self) -> None:
-        _files.write_list(self._directory, _files.CheckpointList(self._paths, self._last_preserved), self._is_ours)
+        lists.write_list(self._directory, lists.CheckpointList(self._paths, self._last_preserved), self._is_ours)
 
     def restore_or_initialize(self) -> str | None:
         """Restores the newest checkpoint that is whole; where there is none, calls `init_fn`.

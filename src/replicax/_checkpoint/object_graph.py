@@ -12,7 +12,7 @@ import base64
 import itertools
 import json
 import zlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import jax
@@ -297,10 +297,11 @@ def _leaf_of(value: Any) -> CheckpointLeaf | None:
 
 def has_children(value: object) -> bool:
     """Returns True if `trackable_children` may find something."""
-    return isinstance(value, _CONTAINERS) or _has(value, "_tracked") or _is_keras_object(value)
+    return isinstance(value, _CONTAINERS) or _has(value, "_tracked") or is_keras_object(value)
 
 
-def _is_keras_object(value: object) -> bool:
+def is_keras_object(value: object) -> bool:
+    """Returns True for layers, models, optimizers, metrics and generators of seeds of Keras."""
     of_variables = _has(value, "variables") or _has(value, "weights") or _has(value, "next", "from_config")  # seeds
     return of_variables and hasattr(value, "__dict__")
 
@@ -348,7 +349,7 @@ def trackable_children(obj: object) -> dict[str, Any]:
     if _has(obj, "_tracked"):
         tracked: dict[str, Any] = obj._tracked()  # type: ignore[attr-defined]
         return tracked
-    children = dict(vars(obj)) if _is_keras_object(obj) else {}
+    children = dict(vars(obj)) if is_keras_object(obj) else {}
     if _has(obj, "apply_gradients"):  # an optimizer, which has its model's variables too
         children.pop("_trainable_variables", None)
     return children
@@ -363,14 +364,19 @@ class ObjectNode:
         self.leaf = leaf
 
 
-def graph_of(roots: Sequence[object]) -> list[ObjectNode]:
-    """Returns the objects that can be reached, each once, nearest first. Node 0 stands for all of `roots` together."""
+def graph_of(
+    roots: Sequence[object], children_of: Callable[[object], dict[str, Any]] = trackable_children
+) -> list[ObjectNode]:
+    """Returns the objects that can be reached, each once, nearest first. Node 0 stands for all of `roots` together.
+
+    `children_of` returns an object's children; those of a dict, list or tuple are `trackable_children`'s.
+    """
     nodes = [ObjectNode((), None)]
     numbers: dict[Identity, int] = {}
     # Objects still to visit, each with its node's number; in the attributes of other objects arrays are no children.
     waiting = [(0, root, isinstance(root, _CONTAINERS)) for root in roots]
     for number, obj, arrays in waiting:
-        children = trackable_children(obj)
+        children = children_of(obj)
         if isinstance(obj, dict) and len(children) < len(obj):
             raise ValueError(f"Two keys of a dict have the same name in a checkpoint: {list(obj)}.")
         for key, (name, child) in zip(obj if isinstance(obj, dict) else itertools.count(), children.items()):

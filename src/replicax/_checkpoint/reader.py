@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
 import numpy as np
 
 from replicax._base.atomic_files import path_text
-from replicax._checkpoint import files as _files
+from replicax._checkpoint import lists
 from replicax._checkpoint.files import Path
-from replicax._checkpoint.restore import REPLICAS, abbreviated
-
-GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+from replicax._checkpoint.restore import abbreviated, open_checkpoint
+from replicax._checkpoint.sources import GRAPH, REPLICAS
 
 
 class CheckpointReader:
     """The values of a checkpoint, by their keys: the names that lead to each, and a fixed ending."""
 
     def __init__(self, path: str):
-        self._saved = _files.read(path)
-        graph = np.array(json.dumps(self._saved.nodes).encode(), object)
-        self._values = {GRAPH: graph}
-        self._values.update((key, array) for key, array in self._saved.arrays.items() if not key.endswith(REPLICAS))
+        self._source = open_checkpoint(path)
+        self._graph = np.array(self._source.graph(), object)
+        # The shapes and dtypes.
+        self._types: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
+        if self._graph[()] is not None:
+            self._types[GRAPH] = (), self._graph.dtype
+        self._types |= {key: self._source.type(key) for key in self._source.arrays if not key.endswith(REPLICAS)}
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
         """Returns the shape of each value."""
-        return {key: list(array.shape) for key, array in self._values.items()}
+        return {key: list(shape) for key, (shape, _) in self._types.items()}
 
     def get_variable_to_dtype_map(self) -> dict[str, np.dtype[Any]]:
         """Returns the dtype of each value."""
-        return {key: array.dtype for key, array in self._values.items()}
+        return {key: dtype for key, (_, dtype) in self._types.items()}
 
     def has_tensor(self, tensor_str: str) -> bool:
         """Returns True if there is a value with this key."""
-        return tensor_str in self._values
+        return tensor_str in self._types
 
     def get_tensor(self, tensor_str: str) -> Any:
-        """Returns a value, as a numpy array or number; raises `KeyError` where there is none."""
-        if tensor_str not in self._values:
-            raise KeyError(f"Key {tensor_str} not found in checkpoint; it has {abbreviated(sorted(self._values))}.")
-        return self._values[tensor_str][()]
+        """Returns a value, as a numpy array or number.
+
+        Strings are an array of objects, which are bytes.
+
+        Raises:
+            KeyError: there is no such key.
+            CheckpointError: the value is damaged.
+        """
+        if tensor_str not in self._types:
+            raise KeyError(f"Key {tensor_str} not found in checkpoint; it has {abbreviated(sorted(self._types))}.")
+        return (self._graph if tensor_str == GRAPH else self._source.arrays[tensor_str])[()]
 
 
 def load_checkpoint(ckpt_dir_or_file: Path) -> CheckpointReader:
@@ -49,7 +57,7 @@ def load_checkpoint(ckpt_dir_or_file: Path) -> CheckpointReader:
 
     Raises:
         FileNotFoundError: there is none.
-        CheckpointError: it is damaged, or in TensorFlow's own format.
+        CheckpointError: it is damaged.
 
     >>> import os, tempfile
     >>> import replicax as rx
@@ -58,7 +66,7 @@ def load_checkpoint(ckpt_dir_or_file: Path) -> CheckpointReader:
     3.0
     """
     path = path_text(ckpt_dir_or_file, "checkpoint")
-    latest = _files.latest_checkpoint(path) if os.path.isdir(path) else None
+    latest = lists.latest_checkpoint(path) if os.path.isdir(path) else None
     return CheckpointReader(path if latest is None else latest)
 
 

@@ -15,13 +15,13 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._checkpoint import files as _files
 from replicax._checkpoint import object_graph
 from replicax._checkpoint.object_graph import CheckpointLeaf, Identity, Names, ObjectNode, PositionLeaf
+from replicax._checkpoint.sources import POSITION, REPLICAS, VALUE, ReplicaxSource, Source
+from replicax._checkpoint.tensor_bundle import TensorBundle
+from replicax._checkpoint.tensorflow_source import TensorFlowSource
 from replicax._input.iterator import DistributedIterator
 from replicax._variables import deferred_restore
 from replicax._variables.variable import Variable
 
-VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
-POSITION = ".ATTRIBUTES/ITERATOR_STATE"
-REPLICAS = ".ATTRIBUTES/REPLICA_VALUES"  # beside VALUE: of each replica, where these differ
 _KEPT = "_restored_checkpoint"  # an attribute by which objects keep what waits for their children
 
 
@@ -40,6 +40,17 @@ def name_in_messages(names: Names) -> str:
     return ".".join(("(root)", *names))
 
 
+def open_checkpoint(path: str) -> Source:
+    """Returns the checkpoint at a path.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        CheckpointError: it is damaged, or of another format.
+    """
+    prefix = _files.tensorflow_prefix(path)
+    return ReplicaxSource(path) if prefix is None else TensorFlowSource(TensorBundle(prefix))
+
+
 class Restoration:
     """A checkpoint that was read, and a record of which of its values were given to which objects.
 
@@ -51,7 +62,7 @@ class Restoration:
 
     def __init__(self, path: str, roots: Sequence[object], exactly: bool = False):
         self.path, self._roots, self._exactly = path, roots, exactly
-        self._saved = _files.read(path)
+        self._saved = open_checkpoint(path)
         self._given: dict[Identity, CheckpointLeaf] = {}  # restored leaves by identity, which keeps them alive
         self._stay: dict[Identity, CheckpointLeaf] = {}  # iterators that were warned about: they keep their position
         self._used: set[str] = set()
@@ -69,13 +80,12 @@ class Restoration:
                 plan.append((node, leaf, values))
             elif isinstance(leaf.owner, Variable) and late is not False:
                 leaf.owner._late = False  # it is among the objects, and there is nothing for it
-        for node, leaf, values in plan:
-            self._check(node, leaf, values)
+        found = [self._checked(node, leaf, values) for node, leaf, values in plan]
         _move([(leaf, values[()]) for _, leaf, values in plan if isinstance(leaf, PositionLeaf)])
-        for _, leaf, values in plan:
+        for (_, leaf, values), arrays in zip(plan, found):
             self._given[leaf.identity] = leaf
             if not isinstance(leaf, PositionLeaf):
-                leaf.write({names: self._saved.arrays[key] for names, key in values.items()})
+                leaf.write(arrays)
                 if self._exactly:
                     leaf.write_replicas(self._of_replicas(values))
         if not self.unused():
@@ -108,14 +118,7 @@ class Restoration:
 
     def _matched(self) -> list[tuple[ObjectNode, CheckpointLeaf, int | None]]:
         """Returns the leaves of the objects that are there, each with the number of the saved node of its name."""
-        nodes = object_graph.graph_of(self._roots)
-        pairs: dict[int, int] = {0: 0}
-        for number in range(len(nodes)):  # those nearer to the root come first
-            if number in pairs:
-                saved = self._saved.nodes[pairs[number]]["children"]
-                for name, child in nodes[number].children.items():
-                    if name in saved:
-                        pairs.setdefault(child, saved[name])
+        nodes, pairs = self._saved.match(self._roots)
         return [(node, node.leaf, pairs.get(number)) for number, node in enumerate(nodes) if node.leaf is not None]
 
     def _values_for(self, node: ObjectNode, leaf: CheckpointLeaf, number: int | None) -> dict[Names, str] | None:
@@ -131,7 +134,7 @@ class Restoration:
             for name in names:
                 at = None if at is None else self._saved.nodes[at]["children"].get(name)
             key = "" if at is None else self._saved.nodes[at].get("key", "")
-            if not key.endswith(VALUE):
+            if not key or key.endswith(POSITION):
                 return None
             found[names] = key
         self._used.update(found.values())
@@ -159,22 +162,34 @@ class Restoration:
         )
         return None
 
-    def _check(self, node: ObjectNode, leaf: CheckpointLeaf, values: dict[Names, str]) -> None:
+    def _checked(self, node: ObjectNode, leaf: CheckpointLeaf, values: dict[Names, str]) -> dict[Names, np.ndarray]:
+        """Returns the arrays for a leaf, after comparing their shapes and dtypes."""
         if isinstance(leaf, PositionLeaf):
-            return
-        for names, kind in leaf.types().items():
-            array, what = self._saved.arrays[values[names]], name_in_messages((*node.names, *names))
-            if array.shape != kind.shape:
+            return {}
+        types = leaf.types()
+        for names, kind in types.items():
+            shape, dtype = self._saved.type(values[names])
+            what = name_in_messages((*node.names, *names))
+            if shape != kind.shape:
                 raise ValueError(
-                    f"Received incompatible tensor with shape {array.shape} when attempting to restore variable with "
+                    f"Received incompatible tensor with shape {shape} when attempting to restore variable with "
                     f"shape {kind.shape} and name {what}, from {self.path}. Nothing has been restored."
                 )
-            both_counters = node.names == ("save_counter",) and array.dtype.kind == kind.dtype.kind
-            if array.dtype != kind.dtype and not both_counters:
+            narrows = self._saved.narrows or node.names == ("save_counter",)
+            if dtype != kind.dtype and not (narrows and dtype.kind == kind.dtype.kind and dtype.kind in "iu"):
                 raise InvalidArgumentError(
                     f"{what} is of dtype {kind.dtype}; expected dtype {kind.dtype} does not equal original dtype "
-                    f"{array.dtype} in {self.path}. Nothing has been restored."
+                    f"{dtype} in {self.path}. Nothing has been restored."
                 )
+        arrays = {names: self._saved.arrays[key] for names, key in values.items()}
+        for names, array in arrays.items():
+            arrays[names] = array.astype(types[names].dtype, copy=False)
+            if array.dtype != types[names].dtype and (arrays[names] != array).any():
+                raise InvalidArgumentError(
+                    f"{name_in_messages((*node.names, *names))} is of dtype {types[names].dtype}, which does not hold "
+                    f"the value {array.ravel()[0]} that it has in {self.path}. Nothing has been restored."
+                )
+        return arrays
 
     def unused(self) -> list[str]:
         """Returns the keys of the values that were given to no object."""
@@ -185,7 +200,7 @@ class Restoration:
         return [
             f"{name_in_messages(node.names)} ({_shown(leaf.owner)})"
             for node, leaf, _ in self._matched()
-            if leaf.identity not in self._given
+            if leaf.identity not in self._given and not self._saved.is_optional(node)
         ]
 
     def matched_any(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import gzip
-import importlib.util
 import itertools
 import mmap
 import os
@@ -19,6 +18,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 
 from replicax._base import doc_pages
+from replicax._base.crc32c import masked_crc32c
 from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorSpec
 from replicax._base.tracebacks import origin
@@ -211,7 +211,7 @@ class TFRecordWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], options: Any = None):
-        self._checksum = _checksums()
+        self._checksum = masked_crc32c()
         if self._checksum is None:
             raise ImportError(f"TFRecordWriter needs the package google-crc32c: {doc_pages.install('data')}.")
         self._file = _opened(os.fspath(path), checked_compression(getattr(options, "compression_type", options)), "wb")
@@ -246,19 +246,6 @@ def _opened(path: str | bytes | os.PathLike[str], compression: str | None, mode:
     return gzip.open(path, mode) if compression == "GZIP" else open(path, mode)  # type: ignore[return-value]
 
 
-def _checksums() -> Callable[[bytes], int] | None:
-    """Returns the checksum function of TFRecords, None where google-crc32c is missing."""
-    if importlib.util.find_spec("google_crc32c") is None:
-        return None
-    import google_crc32c
-
-    def masked(data: bytes) -> int:
-        crc: int = google_crc32c.value(data)
-        return ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32
-
-    return masked
-
-
 def _bytes_at(path: bytes, place: int, count: int) -> np.ndarray:
     with open(path, "rb") as file:
         file.seek(place)
@@ -284,7 +271,7 @@ def _records(file: BinaryIO, path: bytes, skip: Skip | None) -> Iterator[bytes |
 
 def _whole_records(file: BinaryIO, path: bytes, place: int) -> Iterator[bytes]:
     """Yields the records from byte `place` on, where the file stands."""
-    checksum = _checksums()
+    checksum = masked_crc32c()
 
     def read(count: int) -> bytes:
         try:

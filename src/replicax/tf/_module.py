@@ -73,23 +73,34 @@ class Module:
     @property
     def submodules(self) -> tuple[Module, ...]:
         """All modules that this one contains, directly or indirectly."""
-        return tuple(x for x in _walk(self, set()) if isinstance(x, Module) and x is not self)
+        return tuple(x for x in _walk(self, {id(self)}) if isinstance(x, Module))
 
 
 def _variables(module: Module) -> tuple[Variable, ...]:
-    return tuple(x for x in _walk(module, set()) if isinstance(x, Variable))
+    return tuple(x for x in _walk(module, {id(module)}) if isinstance(x, Variable))
 
 
-def _walk(value: object, seen: set[int]) -> Iterator[Variable | Module]:
-    if id(value) in seen:
-        return
+def _walk(module: Module, seen: set[int]) -> Iterator[Variable | Module]:
+    """Yields a module's variables and modules in TensorFlow's order: first its own, then those of its modules."""
+    inner = []
+    for _, attribute in sorted(vars(module).items()):
+        for leaf in _leaves(attribute):
+            if id(leaf) not in seen:
+                seen.add(id(leaf))
+                yield leaf
+                if isinstance(leaf, Module):
+                    inner.append(leaf)
+    for submodule in inner:
+        yield from _walk(submodule, seen)
+
+
+def _leaves(value: object) -> Iterator[Variable | Module]:
+    """Yields the variables and modules in dicts, lists and tuples."""
     if isinstance(value, (Variable, Module)):
-        seen.add(id(value))
         yield value
-    if isinstance(value, Module):
-        value = dict(sorted(vars(value).items()))
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
+    elif isinstance(value, dict):
+        for key in sorted(value) if len({type(key) for key in value}) == 1 else value:
+            yield from _leaves(value[key])
+    elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _walk(item, seen)
+            yield from _leaves(item)

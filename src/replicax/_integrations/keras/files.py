@@ -1,7 +1,8 @@
-"""Files of Keras's callbacks in a job of several workers: of the workers that give the same path, one writes there.
+"""Files of Keras: those of its callbacks in a job of several workers, and weights that Keras 2 saved on TensorFlow.
 
-All of them save, since state that differs between the replicas is reduced by all; the others save to a temporary
-folder. On a machine that does not share the folder with the worker that writes, that file is moved to the path.
+Of the workers that give the same path, one writes there. All of them save, since state that differs between the
+replicas is reduced by all; the others save to a temporary folder. On a machine that does not share the folder with the
+worker that writes, that file is moved to the path.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from replicax._base import planning
 from replicax._base.atomic_files import Artifact, make_folders, replacing
 from replicax._base.foreign_state import Original, wrap
 from replicax._base.types import Tree
+from replicax._checkpoint import tensor_bundle
+from replicax._checkpoint.checkpoint import Checkpoint
 from replicax._integrations.keras.fit import strategy_of
 from replicax._job import exchange
 
@@ -44,6 +47,7 @@ def join() -> None:
     wrap(keras.callbacks.BackupAndRestore, "on_train_end", _first_one_then_the_others)
     for name in ("save", "save_weights"):
         wrap(keras.Model, name, _one_for_all)
+    wrap(keras.Model, "load_weights", _from_tensorflow_too)
 
 
 def _is_of_a_job(model: keras.Model) -> bool:
@@ -120,3 +124,17 @@ def _first_one_then_the_others(
     _paths_of_all(path)
     if not first:
         end(callback, logs)
+
+
+def _from_tensorflow_too(
+    load: Original, model: keras.Model, filepath: str | os.PathLike[str], *args: object, **kwargs: object
+) -> Tree:
+    """Loads weights; those of a checkpoint of TensorFlow, as Keras 2 saved them, by the names of layers."""
+    if tensor_bundle.prefix_at(os.fspath(filepath)) is None:
+        return load(model, filepath, *args, **kwargs)
+    if args or any(kwargs.values()):
+        raise ValueError(
+            f"{filepath} is a checkpoint of TensorFlow, whose weights are loaded by the names of layers, without "
+            f"options; got {', '.join(kwargs) or 'positional ones'}."
+        )
+    return Checkpoint(model).read(filepath).assert_nontrivial_match()
