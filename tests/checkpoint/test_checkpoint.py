@@ -795,7 +795,7 @@ def test_orbax_is_imported_only_on_use(run_python):
         try:
             replicax.train.Checkpoint(v=v).save("/nowhere/ckpt")
         except ImportError as error:
-            assert "pip install google-crc32c orbax-checkpoint" in str(error)
+            assert "pip install " in str(error) and "orbax-checkpoint" in str(error)
         else:
             raise AssertionError
     """)

@@ -1,6 +1,6 @@
 """Checkpoints that TensorFlow wrote are read, and trainings go on from them with the same losses.
 
-`tensorflow/recorded` has some (see `tensorflow/write.py`); where there is a TensorFlow, it also writes them anew.
+`tensorflow_files/recorded` has some, which `write.py` there wrote; where there is a TensorFlow, it writes them anew.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from replicax._checkpoint.tensor_bundle import TensorBundle
 
 pytestmark = pytest.mark.skipif(WORKERS > 1, reason="no matter of jobs")
 
-HERE = Path(__file__).parent / "tensorflow"
+HERE = Path(__file__).parent / "tensorflow_files"
 RECORDED = HERE / "recorded"
 TABLE = np.array(json.loads((RECORDED / "told.json").read_text())["table"], np.float32)
 Checkpoint = rx.train.Checkpoint

@@ -3,7 +3,7 @@
 It runs under TensorFlow. Those of Keras 2 are written where `tf_keras` is installed:
 
     python -m pip install --target /tmp/keras2 --no-deps tf_keras
-    PYTHONPATH=/tmp/keras2 .venv-tensorflow/bin/python tests/checkpoint/tensorflow/write.py FOLDER
+    PYTHONPATH=/tmp/keras2 .venv-tensorflow/bin/python tests/checkpoint/tensorflow_files/write.py FOLDER
 """
 
 from __future__ import annotations
