@@ -63,6 +63,40 @@ raises(RuntimeError, tf.install, "imported already", "replicax run-tf")
 """)
 
 
+def test_names_of_tensorflow_1_take_its_arguments_and_are_functions_of_tensorflow_2(run_tf):
+    run_tf("""
+v1 = tf.compat.v1
+x = tf.constant([[1.0, 3.0], [2.0, 0.0]])
+same = np.testing.assert_array_equal
+same(v1.reduce_sum(x, reduction_indices=[1], keep_dims=True), [[4], [2]])
+same(v1.reduce_sum(x, 0, True), [[3, 3]])
+same(v1.argmax(x, dimension=1), [1, 0])
+same(v1.math.in_top_k(x, tf.constant([1, 1]), 1), [True, False])
+same(v1.nn.softmax(x, dim=0), tf.nn.softmax(x, axis=0))
+same(v1.nn.dropout(x, 1.0), x)
+same(v1.nn.conv2d(x[None, ..., None], filter=tf.ones([2, 2, 1, 1]), strides=[1] * 4, padding="VALID"), [[[[6]]]])
+same(v1.log(v1.to_float(1)), 0)
+same(v1.where(tf.constant([True, False]), x[0], x[1]), [1, 0])
+assert v1.expand_dims(x, dim=0).shape == (1, 2, 2) and v1.transpose(x, None, "name").shape == (2, 2)
+assert v1.keras is tf.keras and v1.VERSION == tf.__version__ and v1.train.Checkpoint is tf.train.Checkpoint
+v1.set_random_seed(1)
+first = v1.random_normal([2])
+tf.random.set_seed(1)
+same(first, tf.random.normal([2]))
+assert v1.gfile.Exists(".") and v1.flags.DEFINE_string and v1.app.run
+raises(TypeError, lambda: v1.argmax(x, nosuch=1), "argmax", "'nosuch'", "dimension")
+raises(AttributeError, lambda: v1.layers.dense, "compat.v1.layers", "tf.keras.layers")
+raises(AttributeError, lambda: v1.nn.static_rnn, "compat.v1.nn.static_rnn")
+raises(AttributeError, lambda: v1.image.resize, "compat.v1.image")
+
+# How programs of TensorFlow 2 set the options of GPUs' memory.
+config = v1.ConfigProto(allow_soft_placement=True)
+config.gpu_options.allow_growth = True
+with v1.Session(config=config) as session:
+    raises(RuntimeError, lambda: session.run(x), "tf.function")
+""")
+
+
 def test_what_is_not_there_is_an_error_that_says_where_it_was_used_and_what_to_use(run_tf):
     run_tf("""
 tf.install()
@@ -76,6 +110,6 @@ raises(ModuleNotFoundError, imports("import tensorflow.python.nosuch"), "'python
 raises(ImportError, imports("from tensorflow.python.ops.math_ops import nosuch"), "python.ops.math_ops.nosuch")
 raises(ModuleNotFoundError, imports("import tensorflow.Tensor"), "no module")
 raises(AttributeError, imports("tf.audio.decode_wav"), "'audio' (train.py:1)", "librosa")
-config = "from tensorflow.core.protobuf import config_pb2; config_pb2.ConfigProto()"
-raises(AttributeError, imports(config), "config_pb2.ConfigProto", "leave it out")
+config = "from tensorflow.core.protobuf import config_pb2; config_pb2.GraphDef()"
+raises(AttributeError, imports(config), "config_pb2.GraphDef", "tf-names.md")
 """)

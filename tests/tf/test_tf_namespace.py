@@ -29,7 +29,7 @@ raises(AttributeError, lambda: tf.distribute.experimental.nosuch, "distribute.ex
 raises(AttributeError, lambda: tf.nn.ctc_loss, "nn.ctc_loss", "optax.losses.ctc_loss")
 raises(AttributeError, lambda: tf.math.nosuch, "math.nosuch", "docs/tf-names.md")
 raises(AttributeError, lambda: tf.io.gfile.nosuch, "io.gfile.nosuch")
-raises(AttributeError, lambda: tf.compat.v1.Session, "no graphs")
+raises(AttributeError, lambda: tf.compat.v1.placeholder, "no graphs")
 raises(AttributeError, lambda: tf.data.experimental.service, "data.experimental.service")
 raises(RuntimeError, tf.compat.v1.disable_eager_execution, "disable_eager_execution", "@tf.function")
 tf.compat.v1.enable_eager_execution()

@@ -97,7 +97,7 @@ python.ops.linalg | linalg linalg_impl | linalg
 python.ops.losses | loss_reduction losses_impl util | keras.losses compat.v1
 python.ops.ragged | ragged_factory_ops ragged_tensor ragged_tensor_shape | . ragged
 python.platform | app flags resource_loader | compat.v1
-python.platform | gfile | =io.gfile
+python.platform | gfile | compat.v1.gfile io.gfile
 python.platform | test googletest | test
 python.platform | tf_logging | =compat.v1.logging
 python.profiler | profiler_v2 trace | profiler.experimental

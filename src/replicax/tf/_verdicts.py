@@ -53,7 +53,7 @@ def of_library(module: str) -> Verdict | None:
     library = module.partition(".")[0]
     if module.startswith("tensorflow_probability.substrates.jax") or library not in LIBRARIES:
         return None
-    return Verdict(library, MISSING, LIBRARIES[library])
+    return Verdict(library, DIFFERS if LIBRARIES[library] == _PYTHON else MISSING, LIBRARIES[library])
 
 
 def of_name(name: str, keywords: tuple[str, ...] = ()) -> Verdict:
