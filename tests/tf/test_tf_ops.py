@@ -27,7 +27,7 @@ ELSEWHERE = """
 AggregationMethod control_dependencies device get_current_name_scope get_logger init_scope print timestamp
 type_spec_from_value random_normal_initializer random_uniform_initializer parallel_stack
 nn.experimental.stateless_dropout debugging.disable_check_numerics debugging.enable_check_numerics
-debugging.set_log_device_placement
+debugging.set_log_device_placement make_ndarray make_tensor_proto
 debugging.disable_traceback_filtering debugging.enable_traceback_filtering
 """
 ELSEWHERE_ALL = ("config", "errors", "io", "random", "summary", "test", "version")
@@ -127,7 +127,7 @@ import replicax.tf as tf
 def parameters(value):
     plain = callable(value) and not inspect.isclass(value)
     return list(inspect.signature(value).parameters) if plain else None
-elsewhere = "autograph", "data", "experimental", "tpu", "train"  # not operations
+elsewhere = "autograph", "data", "experimental", "lookup", "ragged", "sparse", "tpu", "train"  # in test_records.py
 found = {space: {name: parameters(getattr(operator.attrgetter(space)(tf) if space else tf, name))
                  for name in _names.names(space)}
          for space in _names.NAMESPACES if space.partition(".")[0] not in elsewhere}

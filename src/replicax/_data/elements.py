@@ -55,6 +55,23 @@ class Strings(np.ndarray):
         return f"<tf.Tensor: shape={self.shape}, dtype=string, numpy={array_text.numpy_text(self)}>"
 
 
+class Probe(bytes):
+    """The empty string of an element that shows specs alone: what parses it makes up values.
+
+    Attributes:
+        size: how many values it makes up where their number is not known; another one in each of several elements.
+    """
+
+    size = 0
+
+    @classmethod
+    def of_size(cls, size: int) -> Probe:
+        """Returns one of a size."""
+        probe = cls()
+        probe.size = size
+        return probe
+
+
 def as_strings(value: bytes | np.ndarray) -> Strings:
     """Returns bytes, or a numpy array of them, as the strings that users see."""
     if not isinstance(value, np.ndarray):
@@ -101,13 +118,23 @@ def as_host(value: Leaf) -> Leaf:
     elif callable(getattr(value, "numpy", None)):  # TensorFlow
         array = np.asarray(value.numpy())
     else:
-        array = np.asarray(value)
+        array = as_numpy(value)
         array = array.astype(_python_dtype(value, array), copy=False)
     if array.dtype.kind == "S":
         return array.astype(object)
     if array.dtype.kind in "OU":
         return _bytes(array)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def as_numpy(value: Tree) -> np.ndarray:
+    """Returns a value, or a nested list, as a numpy array: strings as objects, since numpy's own lose zeros at the end.
+
+    >>> as_numpy([b"a", b"b\\0"])
+    array([b'a', b'b\\x00'], dtype=object)
+    """
+    array = np.asarray(value)
+    return np.asarray(value, object) if array.dtype.kind in "SU" and not isinstance(value, np.ndarray) else array
 
 
 _NARROW = {"i": np.dtype(np.int32), "f": np.dtype(np.float32), "c": np.dtype(np.complex64)}
@@ -209,6 +236,10 @@ def joined(blocks: list[Tree]) -> Tree:
 
 
 def stack(elements: list[Tree]) -> Tree:
+    if type(first := elements[0]) is np.ndarray and not first.ndim and first.dtype == np.dtype(object):
+        strings = np.empty(len(elements), object)  # numpy takes longer for arrays of objects
+        strings[:] = [element[()] for element in elements]
+        return strings
     refuse_composites(elements[0], "batched again")
     leaves, structure = zip(*map(flatten, elements))
     for number, arrays in enumerate(zip(*leaves)):

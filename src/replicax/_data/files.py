@@ -7,7 +7,6 @@ a checksum of that, the bytes, and a checksum of these; both are CRC-32C, rotate
 from __future__ import annotations
 
 import functools
-import gzip
 import itertools
 import mmap
 import os
@@ -23,13 +22,16 @@ from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorSpec
 from replicax._base.tracebacks import origin
 from replicax._base.types import Tree
+from replicax._data.compression import TFRecordOptions, opened, record_compression
 from replicax._data.dataset import Dataset
-from replicax._data.element_files import checked_compression
 from replicax._data.elements import positive
 from replicax._data.reading import Reading, skipped
 from replicax._data.skipping import Later, Skip, warn_of_making
 from replicax._data.sources import names_of
 from replicax._data.specs import UNKNOWN_CARDINALITY
+
+_LENGTH = struct.Struct("<Q")
+_CHUNK = 1 << 18  # how many bytes of a TFRecord file are read at a time
 
 # Reads an open file of this name from its beginning; while elements are skipped, it may yield how to read each.
 _Read: TypeAlias = Callable[[BinaryIO, bytes, Skip | None], "Iterator[bytes | Later]"]
@@ -45,11 +47,11 @@ class _FileDataset(Dataset):
     """The strings that a function reads from each of several files, in the order of the files."""
 
     def _of_files(self, filenames: object, compression: str | None, read: _Read) -> None:
-        kind, names = checked_compression(compression), names_of(filenames)
+        kind, names = record_compression(compression), names_of(filenames)
         what = f"`{type(self).__name__}` ({origin().place}), whose files are compressed,"
 
         def elements(skip: Skip | None, name: bytes) -> Iterator[Tree]:
-            with _opened(name, kind) as file:
+            with opened(name, kind) as file:
                 for text in read(file, name, skip if kind is None else None):
                     if skip is not None and skip.on:
                         yield text if type(text) is Later else Later(_element, text)
@@ -72,7 +74,7 @@ class TextLineDataset(_FileDataset):
 
     Args:
         filenames: a name, or several in a list or array or `Dataset`.
-        compression_type: `"GZIP"`, or None.
+        compression_type: `"GZIP"`, `"ZLIB"`, or None.
         buffer_size, num_parallel_reads, name: accepted for compatibility.
 
     Raises:
@@ -107,7 +109,7 @@ class FixedLengthRecordDataset(_FileDataset):
         header_bytes: what comes before the first one; by default nothing.
         footer_bytes: what comes after the last one; by default nothing.
         buffer_size, num_parallel_reads, name: accepted for compatibility.
-        compression_type: `"GZIP"`, or None.
+        compression_type: `"GZIP"`, `"ZLIB"`, or None.
 
     Raises:
         ValueError: another compression.
@@ -166,7 +168,7 @@ class TFRecordDataset(_FileDataset):
 
     Args:
         filenames: a name, or several in a list or array or `Dataset`.
-        compression_type: `"GZIP"`, or None.
+        compression_type: `"GZIP"`, `"ZLIB"`, or None.
         buffer_size, num_parallel_reads, name: accepted for compatibility.
 
     Raises:
@@ -199,7 +201,7 @@ class TFRecordWriter:
 
     Args:
         path: the file, which is written anew.
-        options: the compression, `"GZIP"` or None, or what has it as `compression_type`.
+        options: the compression: `"GZIP"`, `"ZLIB"` or None, or a `TFRecordOptions`.
 
     >>> import os, tempfile
     >>> import replicax as rx
@@ -214,13 +216,15 @@ class TFRecordWriter:
         self._checksum = masked_crc32c()
         if self._checksum is None:
             raise ImportError(f"TFRecordWriter needs the package google-crc32c: {doc_pages.install('data')}.")
-        self._file = _opened(os.fspath(path), checked_compression(getattr(options, "compression_type", options)), "wb")
+        if not isinstance(options, TFRecordOptions):
+            options = TFRecordOptions(getattr(options, "compression_type", options))
+        self._file = opened(os.fspath(path), options.compression_type, "wb", options.compression_level)
 
     def write(self, record: str | bytes) -> None:
         """Writes one record, of bytes or text."""
         data = record.encode() if isinstance(record, str) else bytes(record)
         length = struct.pack("<Q", len(data))
-        self._file.write(length + self._masked(length) + data + self._masked(data))
+        self._file.write(b"".join([length, self._masked(length), data, self._masked(data)]))
 
     def _masked(self, data: bytes) -> bytes:
         assert self._checksum
@@ -241,11 +245,6 @@ class TFRecordWriter:
         self.close()
 
 
-def _opened(path: str | bytes | os.PathLike[str], compression: str | None, mode: str = "rb") -> BinaryIO:
-    """Opens a file, through GZIP where `compression` says so."""
-    return gzip.open(path, mode) if compression == "GZIP" else open(path, mode)  # type: ignore[return-value]
-
-
 def _bytes_at(path: bytes, place: int, count: int) -> np.ndarray:
     with open(path, "rb") as file:
         file.seek(place)
@@ -255,7 +254,7 @@ def _bytes_at(path: bytes, place: int, count: int) -> np.ndarray:
 def _record_at(path: bytes, place: int) -> np.ndarray:
     with open(path, "rb") as file:
         file.seek(place)
-        return _element(next(_whole_records(file, path, place)))
+        return _element(next(_whole_records(file, path, place, 1)))
 
 
 def _records(file: BinaryIO, path: bytes, skip: Skip | None) -> Iterator[bytes | Later]:
@@ -269,30 +268,63 @@ def _records(file: BinaryIO, path: bytes, skip: Skip | None) -> Iterator[bytes |
     yield from _whole_records(file, path, place)
 
 
-def _whole_records(file: BinaryIO, path: bytes, place: int) -> Iterator[bytes]:
-    """Yields the records from byte `place` on, where the file stands."""
-    checksum = masked_crc32c()
-
-    def read(count: int) -> bytes:
+def _whole_records(file: BinaryIO, path: bytes, place: int, least: int = _CHUNK) -> Iterator[bytes]:
+    """Yields the records from byte `place` on, where the file stands; `least` is how many bytes are read at a time."""
+    wrong = _comparison()
+    data, size = b"", least
+    while True:
         try:
-            return file.read(count)
+            more = file.read(size)
         except (EOFError, OSError) as e:  # as gzip raises them
             raise DataLossError(f"{os.fsdecode(path)!r} cannot be read: {e}") from e
+        data += more
+        records, ends, missing = _whole_in(data)
+        used = ends[-1]
+        heads = ends if len(data) - used >= 12 else ends[:-1]  # that of a record which is not whole too
+        bad = wrong(data, heads, 8)
+        bad[: len(records)] |= wrong(data, ends[:-1] + 12, np.diff(ends) - 16)
+        sound = int(bad.argmax()) if bad.any() else len(records)
+        yield from records[:sound]
+        if bad.any():
+            raise DataLossError(f"Corrupted record at byte {place + ends[sound]} of {os.fsdecode(path)!r}.")
+        if not more:
+            if used < len(data):
+                raise DataLossError(f"Truncated record at byte {place + used} of {os.fsdecode(path)!r}.")
+            return
+        data, place, size = data[used:], place + int(used), max(least, missing)
 
-    def check(data: bytes, expected: int) -> None:
-        if checksum is not None and checksum(data) != expected:
-            raise DataLossError(f"Corrupted record at byte {place} of {os.fsdecode(path)!r}.")
 
-    while head := read(12):
-        cut_off = DataLossError(f"Truncated record at byte {place} of {os.fsdecode(path)!r}.")
-        if len(head) < 12:
-            raise cut_off
-        length, crc = struct.unpack("<QI", head)
-        check(head[:8], crc)
-        body = read(length + 4)
-        if len(body) < length + 4:
-            raise cut_off
-        data = body[:-4]
-        check(data, *struct.unpack("<I", body[-4:]))
-        yield data
-        place += 16 + length
+def _whole_in(data: bytes) -> tuple[list[bytes], np.ndarray, int]:
+    """Returns the records that are whole in `data`, 0 and where each ends, and how many bytes the next one lacks."""
+    records, ends, place, size, missing = list[bytes](), [0], 0, len(data), 12
+    while place + 12 <= size:
+        end = place + 16 + _LENGTH.unpack_from(data, place)[0]
+        if end > size:
+            missing = end - size
+            break
+        records.append(data[place + 12 : end - 4])
+        ends.append(end)
+        place = end
+    return records, np.array(ends), missing
+
+
+def _comparison() -> Callable[[bytes, np.ndarray, Any], np.ndarray]:
+    """Returns a function that tells which of several pieces of data do not have the checksum that stands behind them.
+
+    Its arguments are the data, and the pieces' places and sizes.
+    """
+    checksum = masked_crc32c()
+    if checksum is None:
+        return lambda data, starts, sizes: np.zeros(len(starts), bool)
+
+    def wrong(data: bytes, starts: np.ndarray, sizes: Any) -> np.ndarray:
+        if not len(starts):
+            return np.zeros(0, bool)
+        ends = starts + sizes
+        pairs = zip(starts.tolist(), ends.tolist())
+        masked = np.fromiter((checksum(data[i:j]) for i, j in pairs), np.uint32, len(starts))
+        anywhere = np.ndarray((len(data) - 3,), "<u4", data, strides=(1,))
+        found: np.ndarray = masked != anywhere[ends]
+        return found
+
+    return wrong

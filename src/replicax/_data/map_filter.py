@@ -18,7 +18,7 @@ from replicax._base.specs import TensorSpec
 from replicax._base.types import Tree
 from replicax._data.base import Base
 from replicax._data.calls import as_tensors, call_on_element, call_to_host, call_user, fold, holds
-from replicax._data.elements import as_tensor, host_structure, positive
+from replicax._data.elements import Probe, as_tensor, host_structure, positive
 from replicax._data.prefetch import ParallelMap
 from replicax._data.reading import Maker, Reading, hands_on, replayed, skipped
 from replicax._data.skipping import deferred, made
@@ -293,6 +293,8 @@ def _filled(spec: Tree, size: int, value: int) -> Tree:
         if isinstance(s, DatasetSpec):
             return Base._of_list([_filled(s.element_spec, size, value)] * size, s.element_spec)
         shape = [size if d is None else d for d in s.shape.as_list()]
-        return np.full(shape, b"", object) if s.dtype == np.dtype(object) else np.full(shape, value, s.dtype)
+        out = np.empty(shape, s.dtype)
+        out.fill(Probe.of_size(value) if s.dtype == np.dtype(object) else value)
+        return out
 
     return jax.tree.map(full, spec)

@@ -207,7 +207,7 @@ class RaggedTensorSpec:
 
 def is_composite(value: object) -> bool:
     """Returns whether a value is ragged or sparse: a pytree whose leaves do not have its rows."""
-    return isinstance(value, RaggedTensor) or type(value).__name__ == "BCOO"
+    return isinstance(value, RaggedTensor) or type(value).__name__ in ("BCOO", "SparseTensor")
 
 
 def refuse_composites(element: Tree, what: str) -> None:

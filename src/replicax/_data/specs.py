@@ -11,6 +11,7 @@ from replicax._base.types import Leaf, Tree
 from replicax._data.elements import Nested, structure_of, tensor_dtype
 from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
 from replicax._data.reading import Maker, Reading
+from replicax._data.sparse import SparseTensor, SparseTensorSpec
 
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
@@ -49,15 +50,18 @@ class DatasetSpec:
 def tensor_spec(spec: Tree) -> Tree:
     """Returns the specs of the tensors that users see of elements of `spec`."""
 
-    def shown(s: TensorSpec | DatasetSpec | RaggedTensor) -> Tree:
+    def shown(s: TensorSpec | DatasetSpec | RaggedTensor | SparseTensor) -> Tree:
         if isinstance(s, DatasetSpec):
             return DatasetSpec(tensor_spec(s.element_spec))
         if isinstance(s, RaggedTensor):
             splits = tensor_dtype(s.row_splits.dtype)
             return RaggedTensorSpec(s.shape, tensor_dtype(s.dtype), s.ragged_rank, splits)
+        if isinstance(s, SparseTensor):
+            rank = s.dense_shape.shape[0]
+            return SparseTensorSpec(None if rank is None else [None] * rank, tensor_dtype(s.dtype))
         return TensorSpec(s.shape, tensor_dtype(s.dtype), s.name)
 
-    return jax.tree.map(shown, spec, is_leaf=lambda s: isinstance(s, RaggedTensor))
+    return jax.tree.map(shown, spec, is_leaf=lambda s: isinstance(s, (RaggedTensor, SparseTensor)))
 
 
 def host_spec(element: Tree) -> Tree:

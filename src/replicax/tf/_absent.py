@@ -19,7 +19,6 @@ from replicax._base import doc_pages, tracebacks
 _GRAPHS = "There are no graphs and sessions: call operations directly, and @tf.function compiles them"
 _SPARSE = "XLA's shapes are static: use dense tensors with a mask (tf.sequence_mask), or tf.IndexedSlices for gradients"
 _JPEG = "Decode with Pillow or NumPy in the input pipeline (Dataset.map, Grain, PyTorch)"
-_EXAMPLES = "tf.train.Example is not parsed: store examples as NumPy arrays, or parse records with the library protobuf"
 _CSV = "Read the file with pandas or csv, and give its columns to tf.data.Dataset.from_tensor_slices"
 _OPERATIONS = "The operations of jax.numpy, jax.nn and jax.lax work on its tensors too"
 _RECURRENT = "Write the cell as a function and loop with tf.scan, or use flax.nnx.RNN"
@@ -33,8 +32,6 @@ ABSENT: dict[str, str] = {
     "CriticalSection": "JAX runs side effects in the program's order; use threading.Lock between threads",
     "DeviceSpec": 'Name devices by strings, such as "GPU:0"',
     "Session": _GRAPHS,
-    "SparseTensor": _SPARSE,
-    "SparseTensorSpec": _SPARSE,
     "TypeSpec": "Use tf.TensorSpec, or jax.ShapeDtypeStruct",
     "AggregationMethod": "JAX adds gradients up itself: leave it out",
     "approx_top_k": "Use tf.math.top_k, or jax.lax.approx_max_k",
@@ -72,9 +69,6 @@ ABSENT: dict[str, str] = {
     "import_graph_def": _GRAPHS,
     "data.experimental.CsvDataset": _CSV,
     "data.experimental.make_csv_dataset": _CSV,
-    "io.FixedLenFeature": _EXAMPLES,
-    "io.TFRecordOptions": _EXAMPLES,
-    "io.VarLenFeature": _EXAMPLES,
     "io.decode_csv": _CSV,
     "io.decode_image": _JPEG,
     "io.decode_jpeg": _JPEG,
@@ -82,10 +76,6 @@ ABSENT: dict[str, str] = {
     "io.decode_raw": "Use numpy.frombuffer in the input pipeline",
     "io.encode_jpeg": "Encode with Pillow",
     "io.encode_png": "Encode with Pillow",
-    "io.parse_example": _EXAMPLES,
-    "io.parse_single_example": _EXAMPLES,
-    "io.parse_tensor": "Use numpy.load",
-    "io.serialize_tensor": "Use numpy.save",
     "io.write_graph": _GRAPHS,
     "linalg.LinearOperator": "Use plain matrices with tf.linalg.matmul and tf.linalg.solve, or the library lineax",
     "linalg.banded_triangular_solve": "Use tf.linalg.triangular_solve",
@@ -95,8 +85,6 @@ ABSENT: dict[str, str] = {
     "load_library": "Use jax.ffi",
     "load_op_library": "Use jax.ffi",
     "lookup": "Use a Python dict in the input pipeline, or tf.searchsorted over sorted keys",
-    "make_ndarray": "Use numpy.asarray",
-    "make_tensor_proto": "Use numpy.save",
     "math.approx_max_k": "Use jax.lax.approx_max_k",
     "math.approx_min_k": "Use jax.lax.approx_min_k",
     "math.sobol_sample": "Use scipy.stats.qmc.Sobol",
@@ -131,12 +119,6 @@ ABSENT: dict[str, str] = {
     "summary.trace": "Use tf.profiler.experimental.start and stop",
     "summary.write": "Use tensorboardX itself",
     "test.TestCase": "Use unittest.TestCase with numpy.testing",
-    "train.BytesList": _EXAMPLES,
-    "train.Example": _EXAMPLES,
-    "train.Feature": _EXAMPLES,
-    "train.FloatList": _EXAMPLES,
-    "train.Int64List": _EXAMPLES,
-    "train.SequenceExample": _EXAMPLES,
     "test.main": "Use pytest or unittest.main",
     "train.AdamOptimizer": "Use tf.optimizers, or Optax with rx.Optimizer",
     "train.GradientDescentOptimizer": "Use tf.optimizers, or Optax with rx.Optimizer",

@@ -88,6 +88,8 @@ sigmoid_cross_entropy_with_logits silu softmax softmax_cross_entropy_with_logits
 sparse_softmax_cross_entropy_with_logits swish weighted_cross_entropy_with_logits weighted_moments"""
 _CONVOLUTIONS = """atrous_conv2d conv1d conv1d_transpose conv2d conv2d_transpose conv3d conv3d_transpose conv_transpose
 convolution depthwise_conv2d pool separable_conv2d"""
+_EXAMPLES = "BytesList Example Feature FeatureList FeatureLists Features FloatList Int64List SequenceExample"
+_FEATURES = "FixedLenFeature FixedLenSequenceFeature RaggedFeature SparseFeature VarLenFeature"
 _SIZES = "AUTOTUNE INFINITE_CARDINALITY UNKNOWN_CARDINALITY"
 _CLIPS = "clip_by_global_norm clip_by_norm clip_by_value"
 
@@ -114,6 +116,8 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_from("_module", "Module"),
             **_from("_tensor_array", "TensorArray"),
             **_from("_strings", "as_string print"),
+            **_from("_serialization", "make_ndarray make_tensor_proto"),
+            **_from("replicax._data.sparse", "SparseTensor SparseTensorSpec"),
             "newaxis": None,
         },
     ),
@@ -161,9 +165,17 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "bitwise": ("Bitwise operations on integers.", _all("_math", "BITWISE")),
     "strings": ("Strings.", _all("_strings", "STRINGS")),
+    "sparse": ("Sparse tensors.", {"SparseTensor": _At("replicax._data.sparse", "SparseTensor")}),
     "io": (
         "Files.",
-        {**_from("_gfile", "matching_files read_file write_file"), **_from("replicax._data.files", "TFRecordWriter")},
+        {
+            **_from("_gfile", "matching_files read_file write_file"),
+            **_from("replicax._data.files", "TFRecordOptions TFRecordWriter"),
+            **_from("_features", _FEATURES),
+            **_from("_parse", "parse_example parse_single_example"),
+            **_from("_sequences", "parse_sequence_example parse_single_sequence_example"),
+            **_from("_serialization", "decode_base64 decode_json_example encode_base64 parse_tensor serialize_tensor"),
+        },
     ),
     "io.gfile": ("Files on any file system.", _all("_gfile", "GFILE")),
     "debugging": ("Assertions.", _all("_debugging", "COMPARISONS", "DEBUGGING")),
@@ -220,7 +232,11 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "train": (
         "Checkpoints and cluster descriptions.",
-        {**_all("replicax.train", "__all__"), **_from("replicax.cluster_resolver", "ClusterDef ClusterSpec JobDef")},
+        {
+            **_all("replicax.train", "__all__"),
+            **_from("replicax.cluster_resolver", "ClusterDef ClusterSpec JobDef"),
+            **_from("_protos", _EXAMPLES),
+        },
     ),
     "tpu": ("TPU systems.", {}),
     "tpu.experimental": ("TPU systems.", _all("replicax.tpu", "__all__")),

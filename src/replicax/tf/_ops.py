@@ -23,7 +23,7 @@ from replicax._base import array_conversion, errors, jax_internals
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.messages import received
 from replicax._base.specs import as_dtype
-from replicax._data.elements import as_strings
+from replicax._data.elements import as_numpy, as_strings
 from replicax._tracing import frames
 from replicax._values import DistributedValues, PerReplica
 from replicax._values import errors as _errors
@@ -62,7 +62,7 @@ def convert_to_tensor(
             found = [x.dtype for x in jax.tree.leaves(value, is_leaf=is_tensor) if is_tensor(x)]
             dtype = found[0] if found else None
         return jnp.stack([_element(x, dtype) for x in value])
-    array = np.asarray(value)
+    array = as_numpy(value)
     if array.dtype.kind in "OSU":
         if array.dtype.kind == "O" and not all(isinstance(x, (str, bytes)) for x in array.flat):
             found = next(x for x in array.flat if not isinstance(x, (str, bytes)))
@@ -170,7 +170,7 @@ def known(value: TensorLike, what: str, instead: str) -> np.ndarray:
             f"{what} determines the shape of a result, which compiled code must know while it is traced, "
             f"got a traced value. {instead}",
         )
-    return np.asarray(value)
+    return as_numpy(value)
 
 
 def is_known(value: TensorLike) -> bool:

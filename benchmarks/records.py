@@ -1,0 +1,120 @@
+"""Records of `tf.train.Example` through `tf.data`: replicax beside TensorFlow, in records a second.
+
+    python benchmarks/records.py --tensorflow PYTHON      # an interpreter that has TensorFlow
+
+The records have 10 to 40 features, a third each of floats, integers and strings, as wide and deep models take them.
+They are read from a TFRecord file, and parsed in batches by `parse_example`, or one by one by `parse_single_example`,
+on both sides by the same program. The sides take turns; the table has the best of the rounds, and their ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+RECORDS, FEATURES, ROUNDS = 20_000, (10, 20, 40), 5
+
+
+def name(j: int) -> str:
+    return ("dense_%d", "id_%d", "cat_%d")[j % 3] % j
+
+
+def write(tf, path: Path, count: int) -> None:
+    numbers = np.random.default_rng(0)
+    train = tf.train
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for _ in range(RECORDS):
+            features = {}
+            for j in range(count):
+                if j % 3 == 0:
+                    feature = train.Feature(float_list=train.FloatList(value=[numbers.random()]))
+                elif j % 3 == 1:
+                    feature = train.Feature(int64_list=train.Int64List(value=[int(numbers.integers(100_000))]))
+                else:
+                    feature = train.Feature(bytes_list=train.BytesList(value=[b"v%d" % numbers.integers(5000)]))
+                features[name(j)] = feature
+            writer.write(train.Example(features=train.Features(feature=features)).SerializeToString())
+
+
+def pipelines(tf, path: Path, count: int):
+    fixed = {name(j): tf.io.FixedLenFeature([], (tf.float32, tf.int64, tf.string)[j % 3]) for j in range(count)}
+    several = {key: tf.io.VarLenFeature(feature.dtype) for key, feature in fixed.items()}
+    records = tf.data.TFRecordDataset(str(path))
+    for size in (32, 128, 512):
+        yield f"parse_example, {size}", records.batch(size).map(lambda x: tf.io.parse_example(x, fixed))
+    batches = records.batch(128)
+    yield (
+        "parse_example, 128, AUTOTUNE",
+        batches.map(lambda x: tf.io.parse_example(x, fixed), num_parallel_calls=tf.data.AUTOTUNE).prefetch(2),
+    )
+    yield "parse_example, 128, VarLen", batches.map(lambda x: tf.io.parse_example(x, several))
+    one = records.map(lambda x: tf.io.parse_single_example(x, fixed))
+    yield "parse_single_example, batch 128", one.batch(128)
+    one = records.map(lambda x: tf.io.parse_single_example(x, fixed), num_parallel_calls=tf.data.AUTOTUNE)
+    yield "parse_single_example, AUTOTUNE, batch 128", one.batch(128).prefetch(2)
+
+
+def side(module: str, folder: Path) -> None:
+    """Answers each line of the standard input with the rates of one round."""
+    tf = importlib.import_module(module)
+    if not (folder / "records.10").exists():
+        for count in FEATURES:
+            write(tf, folder / f"records.{count}", count)
+    made = {(n, what): d for n in FEATURES for what, d in pipelines(tf, folder / f"records.{n}", n)}
+    for _ in sys.stdin:
+        rates = {}
+        for (count, what), dataset in made.items():
+            start = time.perf_counter()
+            for _element in dataset:
+                pass
+            rates[f"{count} features: {what}"] = RECORDS / (time.perf_counter() - start)
+        print(json.dumps(rates), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tensorflow", help="an interpreter that has TensorFlow")
+    parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        return side(options.side[0], Path(options.side[1]))
+    with tempfile.TemporaryDirectory() as folder:
+        commands = {"replicax": [sys.executable, "replicax.tf"]}
+        if options.tensorflow:
+            commands["TensorFlow"] = [options.tensorflow, "tensorflow"]
+        processes = {}
+        rates: dict[str, dict[str, float]] = {who: {} for who in commands}
+        for who, (python, module) in commands.items():
+            processes[who] = subprocess.Popen(
+                [python, __file__, "--side", module, folder],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            )  # fmt: skip
+            ask(processes[who])  # the files are written, and functions compiled
+        for _ in range(ROUNDS):
+            for who, process in processes.items():
+                for what, rate in ask(process).items():
+                    rates[who][what] = max(rate, rates[who].get(what, 0.0))
+        for process in processes.values():
+            process.stdin.close()
+            process.wait()
+    for what, ours in rates["replicax"].items():
+        theirs = rates.get("TensorFlow", {}).get(what)
+        print(f"{what:55} {ours:10,.0f}", "" if theirs is None else f"{theirs:10,.0f} {ours / theirs:6.2f} x")
+
+
+def ask(process: subprocess.Popen[str]) -> dict[str, float]:
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return json.loads(process.stdout.readline())
+
+
+if __name__ == "__main__":
+    main()

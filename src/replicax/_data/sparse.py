@@ -1,0 +1,112 @@
+"""`SparseTensor`: the values of an array that are not zero, and where they are."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from numpy.typing import DTypeLike
+
+from replicax._base.specs import TensorShape, as_dtype, dtype_name
+from replicax._base.types import Leaf
+from replicax._data.elements import as_host, as_tensor
+
+_Array: TypeAlias = jax.Array | np.ndarray
+
+
+@jax.tree_util.register_pytree_node_class
+class SparseTensor:
+    """The values of an array that are not zero, their indices in row-major order, and the array's shape; a pytree.
+
+    Args:
+        indices: `[count, rank]` integers, int64.
+        values: `[count]`, of any dtype.
+        dense_shape: `[rank]` integers, int64.
+
+    >>> import replicax as rx
+    >>> SparseTensor([[0, 1], [2, 0]], [5, 7], [3, 2]).shape
+    TensorShape([3, 2])
+    """
+
+    def __init__(self, indices: Any, values: Any, dense_shape: Any):
+        self.indices, self.values, self.dense_shape = _wide(indices), _values(values), _wide(dense_shape)
+        shapes = np.shape(self.indices), np.shape(self.values), np.shape(self.dense_shape)
+        if tuple(map(len, shapes)) != (2, 1, 1) or shapes[0] != (*shapes[1], *shapes[2]):
+            raise ValueError(
+                "A SparseTensor has indices [count, rank], values [count] and a dense_shape [rank], got shapes "
+                f"{shapes[0]}, {shapes[1]} and {shapes[2]}."
+            )
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the values."""
+        found: np.dtype = self.values.dtype
+        return found
+
+    @property
+    def shape(self) -> TensorShape:
+        """The shape, where it is known; in compiled code only its rank is."""
+        dims = self.dense_shape
+        unknown = isinstance(dims, jax.core.Tracer) or not hasattr(dims, "__array__")
+        return TensorShape([None] * dims.shape[0] if unknown else np.asarray(dims).tolist())
+
+    def get_shape(self) -> TensorShape:
+        """Returns the shape."""
+        return self.shape
+
+    def with_values(self, new_values: Any) -> SparseTensor:
+        """Returns a SparseTensor of other values at the same places."""
+        return SparseTensor(self.indices, new_values, self.dense_shape)
+
+    def numpy(self) -> SparseTensor:
+        """Returns it with numpy arrays."""
+        found: SparseTensor = jax.tree.map(np.asarray, self)
+        return found
+
+    def __repr__(self) -> str:
+        return f"SparseTensor(indices={self.indices!r}, values={self.values!r}, dense_shape={self.dense_shape!r})"
+
+    def tree_flatten(self) -> tuple[tuple[Leaf, Leaf, Leaf], None]:
+        """Returns the three arrays, for `jax.tree`."""
+        return (self.indices, self.values, self.dense_shape), None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, children: tuple[Leaf, Leaf, Leaf]) -> SparseTensor:
+        """Returns a SparseTensor of these arrays, for `jax.tree`."""
+        self = object.__new__(cls)  # what `jax.tree` puts there may be anything
+        self.indices, self.values, self.dense_shape = children
+        return self
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, jax.Array):
+        return value if value.dtype == np.int64 else as_tensor(np.asarray(value, np.int64))
+    array = np.asarray(value, np.int64)
+    return array if isinstance(value, np.ndarray) else as_tensor(array)
+
+
+def _values(value: Any) -> Any:
+    return value if isinstance(value, (jax.Array, np.ndarray)) else as_tensor(as_host(value))
+
+
+class SparseTensorSpec:
+    """The spec of a SparseTensor: its shape and dtype.
+
+    >>> SparseTensorSpec([None, 3], "float32")
+    SparseTensorSpec(TensorShape([None, 3]), float32)
+    """
+
+    __slots__ = ("shape", "dtype")
+
+    def __init__(self, shape: Any = None, dtype: DTypeLike = np.float32):
+        self.shape, self.dtype = TensorShape(shape), as_dtype(dtype)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SparseTensorSpec) and (self.shape, self.dtype) == (other.shape, other.dtype)
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype))
+
+    def __repr__(self) -> str:
+        return f"SparseTensorSpec({self.shape!r}, {dtype_name(self.dtype)})"

@@ -1,0 +1,366 @@
+"""`tf.io.parse_example` and `parse_single_example`: records of `tf.train.Example` as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.specs import as_dtype
+from replicax._data.elements import Probe, as_tensor
+from replicax._data.ragged import RaggedTensor
+from replicax._data.sparse import SparseTensor
+from replicax.tf import _features, _wire
+from replicax.tf._features import Plan
+from replicax.tf._ops import known
+from replicax.tf._types import TensorLike
+
+_DECODERS = {_wire.FLOAT: _wire.floats, _wire.INT64: _wire.integers, _wire.BYTES: _wire.strings}
+
+
+def parse_example(
+    serialized: TensorLike, features: Mapping[str, Any], example_names: TensorLike = None, name: str | None = None
+) -> dict[str, Any]:
+    """Parses a batch of serialized `tf.train.Example`s.
+
+    Args:
+        serialized: strings, `[batch]`; or a single one.
+        features: for each key what is to be parsed: `FixedLenFeature` gives a tensor `[batch, *shape]`,
+            `FixedLenSequenceFeature` one that is padded, `VarLenFeature` and `SparseFeature` a SparseTensor,
+            `RaggedFeature` a RaggedTensor. Other features of the records are passed over.
+        example_names: names of the records, for messages.
+
+    Returns:
+        a dict with the same keys.
+
+    Raises:
+        InvalidArgumentError: a record is damaged, or lacks a feature without a default, or has one of another type or
+            size.
+    """
+    plan = plan_of(features)
+    records = strings_of(serialized)
+    if not records.ndim:
+        return parsed(plan, [records[()]], alone=True)
+    if records.ndim > 1:
+        shape = ",".join(map(str, records.shape))
+        raise InvalidArgumentError(f"Expected serialized to be a scalar or vector, got shape: [{shape}]")
+    return _Batch(plan, records.tolist(), _names_of(example_names)).tensors()
+
+
+def parse_single_example(
+    serialized: TensorLike, features: Mapping[str, Any], example_names: TensorLike = None, name: str | None = None
+) -> dict[str, Any]:
+    """Parses one serialized `tf.train.Example`: as `parse_example`, without the batch's dimension.
+
+    Raises:
+        ValueError: `serialized` is not a single string.
+        InvalidArgumentError: as `parse_example`.
+    """
+    plan = plan_of(features)
+    records = strings_of(serialized)
+    if records.ndim:
+        raise ValueError(
+            f"Input serialized must be a scalar, got shape {list(records.shape)}. Use tf.io.parse_example."
+        )
+    return parsed(plan, [records[()]], alone=True)
+
+
+# The plans of the last calls: most programs pass the same features again and again.
+_plans: dict[tuple[Any, ...], Plan] = {}
+
+
+def plan_of(features: Mapping[str, Any]) -> Plan:
+    """Returns the plan of what a caller asks for; raises ValueError where that is nothing."""
+    if features is None:
+        raise ValueError("Invalid argument: features cannot be None.")
+    if not features:
+        raise ValueError("Invalid argument: features cannot be empty.")
+    # A plan keeps the features alive, so that no other ones have the same ids.
+    key = (*features, *map(id, features.values()))
+    if (plan := _plans.get(key)) is None:
+        if len(_plans) >= 64:
+            _plans.clear()
+        plan = _plans[key] = Plan(features)
+    return plan
+
+
+def strings_of(serialized: TensorLike) -> Any:
+    """Returns strings as a numpy array of bytes."""
+    if isinstance(serialized, np.ndarray) and serialized.dtype == np.dtype(object):
+        return np.asarray(serialized)
+    array = np.asarray(known(serialized, "A record", "Parse outside of compiled code, in Dataset.map."), object)
+    found = [x.encode() if isinstance(x, str) else x for x in array.ravel().tolist()]
+    if not all(isinstance(x, bytes) for x in found):
+        raise ValueError(f"Serialized records are strings, got {found[0]!r:.80}: expected dtype string.")
+    out = np.empty(len(found), object)
+    out[:] = found
+    return out.reshape(array.shape)
+
+
+def _names_of(names: TensorLike) -> list[bytes]:
+    return [] if names is None else strings_of(names).ravel().tolist()
+
+
+class _Column:
+    """The values of one feature of all records, one after the other, and how many each record has."""
+
+    __slots__ = ("values", "counts", "kinds")
+
+    def __init__(self, values: np.ndarray, counts: np.ndarray, kinds: np.ndarray):
+        self.values, self.counts, self.kinds = values, counts, kinds
+
+
+class _Batch:
+    """Records that are parsed together; `alone` is a single one, whose tensors have no dimension of the batch."""
+
+    def __init__(self, plan: Plan, records: list[bytes], names: list[bytes], alone: bool = False):
+        self.plan, self.records, self._names, self._alone = plan, records, names, alone
+        self._columns: dict[str, _Column] = {}
+        if records and isinstance(probe := records[0], Probe):
+            self._make_up(probe.size)
+            return
+        try:
+            self._spans = plan.wire.spans(records)
+        except _wire.WireError as error:
+            raise damaged(records[error.record]) from error
+        wrong = (self._spans.kinds > 0) & (self._spans.kinds != plan.kinds[:, None])
+        if wrong.any():
+            self._refuse_kind(wrong)
+        for kind in _DECODERS:
+            self._decode(kind)
+
+    def _decode(self, kind: int) -> None:
+        plan, spans = self.plan, self._spans
+        rows = slice(*np.searchsorted(plan.kinds, [kind, kind + 1]).tolist())
+        names = plan.names[rows]
+        if not names:
+            return
+        starts, stops = spans.starts[rows].ravel(), spans.stops[rows].ravel()
+        try:
+            values, counts = _DECODERS[kind](spans.data, starts, stops)
+        except ValueError as error:
+            raise damaged(self.records[0] if len(self.records) == 1 else b"") from error
+        counts = counts.reshape(len(names), -1)
+        borders = np.concatenate([[0], counts.sum(1).cumsum()]).tolist()
+        for i, name in enumerate(names):
+            self._columns[name] = _Column(values[borders[i] : borders[i + 1]], counts[i], spans.kinds[rows][i])
+
+    def _make_up(self, size: int) -> None:
+        """Makes up values, `size` where a feature may have any number of them."""
+        count = len(self.records)
+        for key, feature in self.plan.features.items():
+            if getattr(feature, "partitions", ()):
+                raise ValueError("How many rows the feature has is not known.")
+            own = self.plan.dense[key].size if key in self.plan.dense else size
+            if isinstance(feature, _features.FixedLenSequenceFeature):
+                own = size * int(_features.TensorShape(feature.shape).num_elements() or 1)
+            names = [getattr(feature, "value_key", None) or key]
+            if isinstance(feature, _features.SparseFeature):
+                names += _features.index_keys(feature)
+            for name in names:
+                kind = self.plan.kinds[self.plan.row[name]]
+                values = np.zeros(own * count, _features.dtype_of(kind))
+                self._columns[name] = _Column(values, np.full(count, own), np.full(count, kind))
+
+    def tensors(self) -> dict[str, Any]:
+        """Returns the tensors of all features."""
+        found: dict[str, Any] = {}
+        for key, feature in self.plan.features.items():
+            if isinstance(feature, _features.FixedLenFeature):
+                found[key] = as_tensor(self._dense(key))
+            elif isinstance(feature, _features.VarLenFeature):
+                found[key] = self._sparse(self._columns[key])
+            elif isinstance(feature, _features.FixedLenSequenceFeature):
+                found[key] = as_tensor(self._sequence(key, feature))
+            elif isinstance(feature, _features.SparseFeature):
+                found[key] = self._indexed(feature)
+            else:
+                found[key] = self._ragged(key, feature)
+        return found
+
+    # --- what the features become ---
+
+    def _dense(self, key: str) -> np.ndarray:
+        column, dense = self._columns[key], self.plan.dense[key]
+        missing = column.kinds <= 0
+        if not missing.any() and (column.counts == dense.size).all():
+            return self._shaped(column.values, dense.shape)
+        if missing.any() and dense.default is None:
+            raise InvalidArgumentError(
+                f"{self._who(missing)}Feature: {key} (data type: {_features.TYPE_NAMES[dense.kind]}) is required but "
+                "could not be found."
+            )
+        if (wrong := ~missing & (column.counts != dense.size)).any():
+            self._refuse_size(key, dense, wrong)
+        assert dense.default is not None
+        out = np.empty((len(self.records), *dense.shape), column.values.dtype)
+        out[missing] = dense.default
+        out[~missing] = column.values.reshape(-1, *dense.shape)
+        return out[0, ...] if self._alone else out
+
+    def _shaped(self, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        return values.reshape(shape if self._alone else (len(self.records), *shape))
+
+    def _sequence(self, key: str, feature: _features.FixedLenSequenceFeature) -> np.ndarray:
+        if not feature.allow_missing:
+            raise ValueError("Unsupported: FixedLenSequenceFeature requires allow_missing to be True.")
+        shape = _features.TensorShape(feature.shape)
+        column, size = self._columns[key], int(shape.num_elements() or 1)
+        if (wrong := column.counts % size != 0).any():
+            record = int(np.flatnonzero(wrong)[0])
+            raise InvalidArgumentError(
+                f"{self._who(wrong)}Key: {key}, Index: {record}.  Number of values is not a multiple of stride length. "
+                f"values size: {column.counts[record]} but output shape: {shape}"
+            )
+        counts = column.counts // size
+        if self._alone:
+            return column.values.reshape(-1, *shape)
+        default = feature.default_value
+        if default is None:
+            default = b"" if column.values.dtype == np.dtype(object) else 0
+        filler = _features.default_of(default, _features.kind_of(feature.dtype))
+        out = np.full((len(counts), int(counts.max(initial=0)), *shape), filler, column.values.dtype)
+        out[np.arange(out.shape[1]) < counts[:, None]] = column.values.reshape(-1, *shape)
+        return out
+
+    def _sparse(self, column: _Column) -> SparseTensor:
+        within = np.arange(len(column.values)) - np.repeat(column.counts.cumsum() - column.counts, column.counts)
+        longest = int(column.counts.max(initial=0))
+        if self._alone:
+            return sparse_tensor(within[:, None], column.values, [longest])
+        rows = np.repeat(np.arange(len(self.records)), column.counts)
+        return sparse_tensor(np.stack([rows, within], 1), column.values, [len(self.records), longest])
+
+    def _indexed(self, feature: _features.SparseFeature) -> SparseTensor:
+        values = self._columns[feature.value_key]
+        indices = [self._columns[key] for key in _features.index_keys(feature)]
+        sizes = list(np.atleast_1d(feature.size).tolist())
+        for index in indices:
+            if (index.counts != values.counts).any():
+                raise ValueError(
+                    f"Dimensions {len(values.values)} and {len(index.values)} are not compatible: the index of the "
+                    f"sparse feature {feature.value_key!r} has another number of values."
+                )
+        rows = np.repeat(np.arange(len(self.records)), values.counts)
+        columns = [] if self._alone else [rows]
+        places = np.stack([*columns, *(index.values for index in indices)], 1)
+        flat = values.values
+        if not feature.already_sorted:
+            order = np.lexsort(places.T[::-1])
+            places, flat = places[order], flat[order]
+        return sparse_tensor(places, flat, [*([] if self._alone else [len(self.records)]), *sizes])
+
+    def _ragged(self, key: str, feature: _features.RaggedFeature) -> Any:
+        column = self._columns[feature.value_key or key]
+        splits_dtype = feature.row_splits_dtype
+        parts = [_partition(part, self._columns, len(self.records)) for part in feature.partitions]
+        values, counts = _partitioned(as_tensor(column.values), column.counts, parts, splits_dtype)
+        return values if self._alone else rows_of(values, counts, splits_dtype)
+
+    # --- errors ---
+
+    def _who(self, wrong: Any) -> str:
+        """Returns the beginning of a message about the first record of which this holds."""
+        if self._alone:
+            return ""
+        record = int(np.flatnonzero(wrong)[0])
+        return f"Name: {self._names[record].decode() if record < len(self._names) else '<unknown>'}, "
+
+    def _refuse_kind(self, wrong: np.ndarray) -> NoReturn:
+        record = int(np.flatnonzero(wrong.any(0))[0])
+        row = int(np.flatnonzero(wrong[:, record])[0])
+        key = self.plan.names[row]
+        found = _features.TYPE_NAMES[int(self._spans.kinds[row, record])]
+        expected = _features.TYPE_NAMES[int(self.plan.kinds[row])]
+        fixed = isinstance(self.plan.features.get(key), (_features.FixedLenFeature, _features.FixedLenSequenceFeature))
+        types = f"Data type: {found} but expected type: {expected}" if fixed else (
+            f"Expected type: {expected}, Actual type: {found}"
+        )  # fmt: skip
+        index = "" if self._alone else f", Index: {record}"
+        raise InvalidArgumentError(f"{self._who(wrong.any(0))}Key: {key}{index}.  Data types don't match. {types}")
+
+    def _refuse_size(self, key: str, dense: _features.Dense, wrong: np.ndarray) -> NoReturn:
+        record, kind = int(np.flatnonzero(wrong)[0]), _features.TYPE_NAMES[dense.kind]
+        found = self._columns[key].counts[record]
+        shape = ",".join(map(str, dense.shape))
+        index = "" if self._alone else f", Index: {record}"
+        raise InvalidArgumentError(
+            f"{self._who(wrong)}Key: {key}{index}.  Number of {kind} values != expected.  Values size: {found} but "
+            f"output shape: [{shape}]"
+        )
+
+
+def parsed(plan: Plan, records: list[bytes], alone: bool) -> dict[str, Any]:
+    """Returns the tensors of the features of records; of a single one, where it is `alone`, without its dimension."""
+    return _Batch(plan, records, [], alone).tensors()
+
+
+def damaged(record: bytes) -> InvalidArgumentError:
+    """Returns the error for a record that is no `tf.train.Example`."""
+    return InvalidArgumentError(f"Could not parse example input, value: '{record[:80].decode('latin1')}'")
+
+
+def sparse_tensor(indices: np.ndarray, values: np.ndarray, shape: list[int]) -> SparseTensor:
+    """Returns a SparseTensor of tensors."""
+    return SparseTensor(as_tensor(indices.astype(np.int64)), as_tensor(values), as_tensor(np.array(shape, np.int64)))
+
+
+# --- ragged features --------------------------------------------------------------------------------------------------
+
+
+def _partition(part: Any, columns: dict[str, _Column], count: int) -> tuple[Any, np.ndarray | None, np.ndarray | None]:
+    """Returns a partition with its feature's values and counts; without those where the rows have one length."""
+    if isinstance(part, _features._UniformRowLength):
+        return part, None, None
+    column = columns[part.key]
+    return part, column.values, column.counts
+
+
+def _partitioned(
+    values: Any, counts: np.ndarray, parts: list[tuple[Any, np.ndarray | None, np.ndarray | None]], dtype: Any
+) -> tuple[Any, np.ndarray]:
+    """Returns values in the rows of these partitions, the outermost first, and how many rows each record has."""
+    for part, found, own in reversed(parts):
+        if found is None or own is None:
+            uniform = part.length
+            values = _uniform(values, uniform)
+            counts = counts // uniform
+            continue
+        borders = np.concatenate([[0], own.cumsum()])
+        lengths = [
+            _lengths(part, found[start:stop], total)
+            for start, stop, total in zip(borders[:-1].tolist(), borders[1:].tolist(), counts.tolist())
+        ]
+        rows = np.concatenate([np.empty(0, np.int64), *lengths])
+        if rows.sum() != counts.sum() or (rows < 0).any():
+            raise InvalidArgumentError(f"The partition {part} does not fit the {counts.sum()} values of its feature.")
+        values, counts = rows_of(values, rows, dtype), np.array(list(map(len, lengths)), np.int64)
+    return values, counts
+
+
+def _lengths(part: Any, found: np.ndarray, total: int) -> np.ndarray:
+    """Returns the lengths of the rows of one record's values."""
+    if isinstance(part, _features._RowLengths):
+        return found
+    if isinstance(part, _features._RowSplits):
+        return np.diff(found)
+    if isinstance(part, _features._RowStarts):
+        return np.diff(np.append(found, total))
+    if isinstance(part, _features._RowLimits):
+        return np.diff(np.insert(found, 0, 0))
+    return np.bincount(found) if len(found) else found
+
+
+def _uniform(values: Any, length: int) -> Any:
+    if isinstance(values, RaggedTensor):
+        rows = np.full(values.nrows() // length, length)
+        return rows_of(values, rows, values.row_splits.dtype)
+    return as_tensor(np.asarray(values).reshape(-1, length, *np.shape(values)[1:]))
+
+
+def rows_of(values: Any, lengths: np.ndarray, dtype: Any) -> RaggedTensor:
+    """Returns a RaggedTensor of values and the lengths of the rows."""
+    splits = np.concatenate([[0], np.cumsum(lengths)]).astype(as_dtype(dtype))
+    return RaggedTensor(values, as_tensor(splits))

@@ -1,0 +1,178 @@
+"""`tf.io.parse_sequence_example`: records of `tf.train.SequenceExample` as tensors.
+
+Its context is laid out as the features of a `tf.train.Example`, and is parsed as one. Beside it there are lists of
+features, one for each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.specs import TensorShape
+from replicax._data.elements import as_tensor
+from replicax._data.ragged import RaggedTensor
+from replicax.tf import _features, _parse, _wire
+from replicax.tf._types import TensorLike
+
+_Features = Mapping[str, Any] | None
+
+
+def parse_sequence_example(
+    serialized: TensorLike,
+    context_features: _Features = None,
+    sequence_features: _Features = None,
+    example_names: TensorLike = None,
+    name: str | None = None,
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Parses a batch of serialized `tf.train.SequenceExample`s.
+
+    Args:
+        serialized: strings, `[batch]`.
+        context_features: what `parse_example` takes.
+        sequence_features: for each key of a feature list `FixedLenSequenceFeature`, which gives a tensor
+            `[batch, steps, *shape]`, padded to the longest; `VarLenFeature`, a SparseTensor; or `RaggedFeature`.
+        example_names: names of the records, for messages.
+
+    Returns:
+        the context, the sequences, and the number of steps of each dense sequence, `[batch]`.
+
+    Raises:
+        InvalidArgumentError: a record is damaged, or lacks a feature without a default, or has one of another type or
+            size.
+    """
+    records = _parse.strings_of(serialized)
+    if records.ndim != 1:
+        raise InvalidArgumentError(f"Expected serialized to be a vector, got shape: {list(records.shape)}")
+    return _parsed(records.tolist(), context_features, sequence_features, False)
+
+
+def parse_single_sequence_example(
+    serialized: TensorLike,
+    context_features: _Features = None,
+    sequence_features: _Features = None,
+    example_name: TensorLike = None,
+    name: str | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parses one serialized `tf.train.SequenceExample`: as `parse_sequence_example`, without the batch's dimension.
+
+    Returns:
+        the context and the sequences.
+    """
+    records = _parse.strings_of(serialized)
+    if records.ndim:
+        raise ValueError(f"Input serialized must be a scalar, got shape {list(records.shape)}.")
+    return _parsed([records[()]], context_features, sequence_features, True)[:2]
+
+
+def _parsed(
+    records: list[bytes], context: _Features, sequences: _Features, alone: bool
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    if not (context or sequences):
+        raise ValueError("Missing features: give context_features or sequence_features.")
+    found = _parse.parsed(_parse.plan_of(context), records, alone) if context else {}
+    values, lengths = dict[str, Any](), dict[str, Any]()
+    lists = [_lists_of(record, sequences) for record in records] if sequences else []
+    for key, feature in (sequences or {}).items():
+        sequence = _Sequence(key, feature, lists, alone)
+        if isinstance(feature, _features.FixedLenSequenceFeature):
+            values[key] = as_tensor(sequence.dense(feature))
+            lengths[key] = as_tensor(sequence.steps)
+        elif isinstance(feature, _features.VarLenFeature):
+            values[key] = sequence.sparse()
+        elif isinstance(feature, _features.RaggedFeature) and not feature.partitions:
+            values[key] = sequence.ragged(feature.row_splits_dtype)
+        else:
+            raise ValueError(f"Unsupported {type(feature).__name__} {feature!r:.80} for feature list {key!r}")
+    return found, values, lengths
+
+
+_Steps = list[tuple[int, Any]]  # of each step, the kind and the values
+
+
+def _lists_of(record: bytes, wanted: Mapping[str, Any]) -> dict[str, _Steps]:
+    """Returns the steps of a record's feature lists, by key."""
+    names = {getattr(feature, "value_key", None) or key for key, feature in wanted.items()}
+    found: dict[str, _Steps] = {}
+    try:
+        for number, wire, begin, end in _wire.fields(record, 0, len(record)):
+            if number != 2 or wire != 2:
+                continue
+            for name, start, stop in _wire.entries(record, begin, end):
+                if (key := name.decode()) in names:
+                    spans = _wire.fields(record, start, stop)
+                    found[key] = [_wire.feature_values(record, a, b) for n, how, a, b in spans if (n, how) == (1, 2)]
+    except (ValueError, IndexError) as error:
+        raise _parse.damaged(record) from error
+    return found
+
+
+class _Sequence:
+    """A feature list of all records: how many steps each has, how many values each step has, and the values."""
+
+    def __init__(self, key: str, feature: Any, lists: list[dict[str, _Steps]], alone: bool):
+        self.key, self._alone = getattr(feature, "value_key", None) or key, alone
+        kind = _features.kind_of(feature.dtype)
+        needed = isinstance(feature, _features.FixedLenSequenceFeature) and not feature.allow_missing
+        values: list[Any] = []
+        for found in lists:
+            if needed and self.key not in found:
+                raise InvalidArgumentError(
+                    f"Name: <unknown>, Feature list '{self.key}' is required but could not be found.  Did you mean to "
+                    "include it in feature_list_dense_missing_assumed_empty or feature_list_dense_defaults? (Pass "
+                    "allow_missing=True.)"
+                )
+            for index, (own, part) in enumerate(found.get(self.key, ())):
+                if own not in (0, kind):
+                    raise InvalidArgumentError(
+                        f"Name: <unknown>, Feature list: {self.key}, Index: {index}.  Data types don't match. Expected "
+                        f"type: {_features.TYPE_NAMES[kind]}"
+                    )
+                values.append(part if own else ([] if kind == _wire.BYTES else b""))
+        self.steps = np.array([len(found.get(self.key, ())) for found in lists], np.int64)
+        if kind == _wire.BYTES:
+            self.values = _features.default_of([x for part in values for x in part], kind)
+            self.counts = np.array(list(map(len, values)), np.int64)
+        else:
+            stops = np.array(list(map(len, values)), np.intp).cumsum()
+            starts = np.concatenate([stops[:0], [0], stops[:-1]]) if len(stops) else stops
+            decode = _wire.floats if kind == _wire.FLOAT else _wire.integers
+            self.values, self.counts = decode(b"".join([*values, bytes(16)]), starts, stops)
+
+    def dense(self, feature: _features.FixedLenSequenceFeature) -> np.ndarray:
+        """Returns the values `[records, steps, *shape]`, padded with zeros or empty strings."""
+        shape = TensorShape(feature.shape)
+        size = int(shape.num_elements() or 1)
+        if (self.counts != size).any():
+            dims = ",".join(map(str, shape))
+            raise InvalidArgumentError(
+                f"Feature list '{self.key}' has an unexpected number of values.  Total values size: "
+                f"{len(self.values)} is not consistent with output shape: [?,{dims}]"
+            )
+        rows = self.values.reshape(-1, *shape)
+        if self._alone:
+            return rows
+        longest = int(self.steps.max(initial=0))
+        filler: Any = b"" if rows.dtype == np.dtype(object) else 0
+        out = np.full((len(self.steps), longest, *shape), filler, rows.dtype)
+        out[np.arange(longest) < self.steps[:, None]] = rows
+        return out
+
+    def sparse(self) -> Any:
+        """Returns the values as a SparseTensor `[records, steps, values]`."""
+        step = np.arange(len(self.counts)) - np.repeat(self.steps.cumsum() - self.steps, self.steps)
+        within = np.arange(len(self.values)) - np.repeat(self.counts.cumsum() - self.counts, self.counts)
+        columns = [np.repeat(step, self.counts), within]
+        shape = [int(self.steps.max(initial=0)), int(self.counts.max(initial=0))]
+        if not self._alone:
+            columns.insert(0, np.repeat(np.repeat(np.arange(len(self.steps)), self.steps), self.counts))
+            shape.insert(0, len(self.steps))
+        return _parse.sparse_tensor(np.stack(columns, 1), self.values, shape)
+
+    def ragged(self, dtype: Any) -> RaggedTensor:
+        """Returns the values as a RaggedTensor `[records, (steps), (values)]`."""
+        rows = _parse.rows_of(as_tensor(self.values), self.counts, dtype)
+        return rows if self._alone else _parse.rows_of(rows, self.steps, dtype)
