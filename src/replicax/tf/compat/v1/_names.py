@@ -160,7 +160,7 @@ def find(namespace: str, name: str) -> Any:
     try:
         if name.startswith("_") or full in OTHERS or f"compat.v1.{full}" in _absent.ABSENT:
             raise AttributeError
-        value = functools.reduce(getattr, public.split("."), importlib.import_module("replicax.tf"))
+        value: Any = functools.reduce(getattr, public.split("."), importlib.import_module("replicax.tf"))
     except AttributeError:
         error = _absent.message(f"compat.v1.{full}", _absent.alternative(public) or "")
         raise AttributeError(error, name=name) from None
