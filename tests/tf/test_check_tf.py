@@ -137,7 +137,7 @@ def test_what_is_missing_is_found_with_what_stands_for_it(found):
         ("15", "python.framework.ops.RegisterNothing"),
         ("16", "keras.layers.Nosuch"),
         ("17", "audio"),
-        ("17", "audio"),
+        ("17", "audio.decode_wav"),
     ]
     texts = {name: text for _, name, status, text, _ in bad if status == "missing"}
     assert texts["reshape"] == "It has no argument 'nosuch'" and "optax" in texts["nn.ctc_loss"]
@@ -147,7 +147,7 @@ def test_what_is_missing_is_found_with_what_stands_for_it(found):
 
 
 def test_cells_of_a_notebook_are_one_program(found):
-    assert found["book.ipynb"] == [("3:4", "audio", "missing", found["book.ipynb"][0][3], False)]
+    assert found["book.ipynb"] == [("3:4", "audio.decode_wav", "missing", found["book.ipynb"][0][3], False)]
 
 
 def test_the_exit_status_is_zero_where_everything_is_there(checked):

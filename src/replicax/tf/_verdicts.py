@@ -80,16 +80,16 @@ def _of_name(name: str) -> Verdict:
         try:
             value = getattr(value, part)
         except AttributeError as error:
-            return Verdict(here, MISSING, _replacement(here, error))
+            return Verdict(name, MISSING, _replacement(here, name, error))
         except ImportError as error:  # of a library that is not installed
             return Verdict(here, MISSING, str(error))
     text = _absent.difference(name)
     return Verdict(name, DIFFERS, text) if text else Verdict(name, RUNS)
 
 
-def _replacement(name: str, error: AttributeError) -> str:
-    """Returns what stands for a name that is not there."""
-    place = _private.MODULES.get(name.rpartition(".")[0])
+def _replacement(here: str, name: str, error: AttributeError) -> str:
+    """Returns what stands for a name of which the beginning `here` is not there."""
+    place = _private.MODULES.get(here.rpartition(".")[0])
     if place is not None:  # the error knows where the private module looks
         return str(error).partition("). ")[2].rpartition(" /")[0].rstrip(".") or _OTHERWISE
     of_keras = "Keras 3 does not have it" if name.startswith("keras.") else _OTHERWISE
