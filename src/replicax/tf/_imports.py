@@ -9,10 +9,12 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.metadata
+import logging
 import os
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from replicax._base import tracebacks
@@ -77,8 +79,9 @@ class _StandIn(_Finder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname == "keras" and os.environ.get("KERAS_BACKEND", _TENSORFLOW) == _TENSORFLOW:
             os.environ["KERAS_BACKEND"] = "jax"  # programs set it too, before they import Keras
-        if fullname == _KERAS_LIBRARIES:
-            return _and_then(importlib.machinery.PathFinder.find_spec(fullname, path, target), _introduce_to_keras)
+        if fullname in _ONCE_LOADED:
+            found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+            return _and_then(found, _ONCE_LOADED[fullname])
         return super().find_spec(fullname, path, target)
 
     def find_distributions(self, context: Any = _ANY) -> Iterator[importlib.metadata.Distribution]:
@@ -103,10 +106,6 @@ def _module(inner: str) -> types.ModuleType:
         if not isinstance(found, types.ModuleType):
             raise ModuleNotFoundError(f"{'.'.join(parts[: index + 1])} is no module, but {found!r}", name=fullname)
     return found
-
-
-# The module of Keras through which it uses other libraries.
-_KERAS_LIBRARIES = "keras.src.utils.module_utils"
 
 
 def _and_then(
@@ -143,6 +142,20 @@ def _introduce_to_keras(libraries: Any) -> None:
     libraries.tensorflow._available = False
 
 
+def _quiet(record: logging.LogRecord) -> bool:
+    """Returns whether a message is the program's, or a warning: programs that use absl.app log all of Orbax's steps."""
+    folders = Path(record.pathname).parts
+    return record.levelno >= logging.WARNING or "orbax" not in folders
+
+
+def _quieten(absl_logging: Any) -> None:
+    absl_logging.get_absl_logger().addFilter(_quiet)
+    if (jax := logging.getLogger("jax")).level == logging.NOTSET:
+        jax.setLevel(logging.WARNING)
+
+
+# What is done to modules of other libraries when they are loaded. Keras uses other libraries through that one.
+_ONCE_LOADED = {"absl.logging": _quieten, "keras.src.utils.module_utils": _introduce_to_keras}
 _installed: list[_StandIn] = []
 _program: list[str | None] = []
 
@@ -173,8 +186,8 @@ def install() -> None:
     finder = _StandIn(_TENSORFLOW)
     _installed.append(finder)
     sys.meta_path.insert(0, finder)
-    if _KERAS_LIBRARIES in sys.modules:
-        _introduce_to_keras(sys.modules[_KERAS_LIBRARIES])
+    for name in _ONCE_LOADED.keys() & sys.modules.keys():
+        _ONCE_LOADED[name](sys.modules[name])
 
 
 def uninstall() -> None:
