@@ -34,6 +34,11 @@ assert not module_utils.tensorflow.available
 asked = []
 tf.function(lambda x: asked.append(backend_utils.in_tf_graph()) or x)(tf.ones([2]))
 assert asked == [False]
+assert keras.utils.timeseries_dataset_from_array(np.arange(4.0), None, 2).cardinality() == 1  # by tf.data
+keras.utils.set_random_seed(1)
+first = tf.random.normal([2])
+keras.utils.set_random_seed(1)
+np.testing.assert_array_equal(tf.random.normal([2]), first)
 model = keras.Sequential([layers.Dropout(0.5), Dense(2)])
 model.compile("sgd", "mse")
 model.fit(np.ones((8, 3)), np.ones((8, 2)), verbose=0)
@@ -48,6 +53,11 @@ import tensorflow.python.distribute.values as same_values
 from tensorflow.python.keras.layers import Dense as private_dense
 from tensorflow.python.keras.utils.np_utils import to_categorical
 from tensorflow.python.client import device_lib
+import tensorflow.experimental.numpy as tnp
+tnp.experimental_enable_numpy_behavior()
+assert isinstance(tnp.ones([2]), tnp.ndarray) and tnp.random.randn(2, 3).shape == (2, 3)
+assert isinstance(tnp.ones([2]), tf.__internal__.types.Tensor)
+raises(AttributeError, lambda: tnp.nosuch, "experimental.numpy.nosuch")
 assert ops.convert_to_tensor is tf.convert_to_tensor and isinstance(tf.ones([]), ops.EagerTensor)
 assert array_ops.reshape is tf.reshape and math_ops.reduce_sum is tf.reduce_sum and dtypes is tf.dtypes
 assert nest is tf.nest and tf_inspect.signature(tf.reshape) and context.get_strategy is tf.distribute.get_strategy

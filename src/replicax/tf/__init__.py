@@ -26,7 +26,7 @@ from replicax._values import PerReplica as _PerReplica
 from replicax._variables.creators import name_scope, variable_creator_scope
 from replicax._variables.distributed import MirroredVariable as _MirroredVariable
 from replicax._variables.variable import Variable as _Variable
-from replicax.tf import _dressing, _imports, _names, distribute
+from replicax.tf import _dressing, _imports, _names, _private, distribute
 from replicax.tf._imports import install, uninstall
 from replicax.tf._names import namespace as _namespace
 
@@ -108,7 +108,7 @@ def __getattr__(name: str) -> Any:
         return _importlib.import_module(f"{__name__}.{name}")
     if name in ("initializers", "losses", "metrics", "optimizers"):  # Keras's, under a second name
         return getattr(_importlib.import_module(f"{__name__}.keras"), name)
-    return _lookup(name)
+    return _private.module(name) if name == "__internal__" else _lookup(name)
 
 
 def __dir__() -> list[str]:

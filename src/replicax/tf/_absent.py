@@ -143,6 +143,7 @@ DIFFERS: dict[str, str] = {
     "debugging.enable_check_numerics": "`jax_debug_nans`: finds NaN, not infinity",
     "debugging.Assert": "in compiled code the error is raised when the call of the `tf.function` ends",
     "dynamic_partition": "only outside of compiled code, since its shapes are static",
+    "experimental.numpy": "`jax.numpy`: dtypes are its defaults, such as float32",
     "gather": "in compiled code an index out of range returns zeros, as in TensorFlow on GPUs",
     "gather_nd": "in compiled code an index out of range returns zeros, as in TensorFlow on GPUs",
     "group": "returns None: the operations have run already",

@@ -136,6 +136,11 @@ class _ForKeras:
         return getattr(importlib.import_module(_OURS), name)
 
 
+def _seed_with_keras(seeds: Any) -> None:
+    # keras.utils.set_random_seed seeds TensorFlow's generators, too, where TensorFlow is there.
+    seeds.tf = types.SimpleNamespace(available=True, random=_ForKeras().random)
+
+
 def _introduce_to_keras(libraries: Any) -> None:
     # Keras asks whether TensorFlow is there where it would then use graphs, or classes that are not public.
     libraries.tensorflow.module = _ForKeras()
@@ -155,7 +160,16 @@ def _quieten(absl_logging: Any) -> None:
 
 
 # What is done to modules of other libraries when they are loaded. Keras uses other libraries through that one.
-_ONCE_LOADED = {"absl.logging": _quieten, "keras.src.utils.module_utils": _introduce_to_keras}
+_KERAS = {"keras.src.utils.module_utils": _introduce_to_keras, "keras.src.utils.rng_utils": _seed_with_keras}
+_ONCE_LOADED = {**_KERAS, "absl.logging": _quieten}
+
+
+def introduce_to_keras() -> None:
+    """Has Keras, which is loaded, use `replicax.tf` where it uses TensorFlow on the side."""
+    for name, then in _KERAS.items():
+        then(sys.modules[name])
+
+
 _installed: list[_StandIn] = []
 _program: list[str | None] = []
 

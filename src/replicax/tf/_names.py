@@ -224,7 +224,10 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_from("replicax._base.types", "AutoShardPolicy"),
         },
     ),
-    "experimental": ("A value that may be missing.", _from("replicax.data", "Optional")),
+    "experimental": (
+        "A value that may be missing, and NumPy's functions.",
+        {**_from("replicax.data", "Optional"), **_from("_numpy_names", "numpy")},
+    ),
     "autograph": ("Control flow on tensors.", {}),
     "autograph.experimental": (
         "Control flow on tensors.",

@@ -16,11 +16,14 @@ from typing import Any
 from replicax.tf import _absent
 
 # The modules in `tensorflow` whose names are private.
-ROOTS = ("core", "python", "tools")
+ROOTS = ("__internal__", "core", "python", "tools")
 
 # Packages, their modules, and the namespaces where the modules' names are looked up ("." is `tf` itself). A single
 # namespace after "=" is the module. `private=public` is a name that is another one in public.
 _TABLE = """
+__internal__ | decorator |
+__internal__ | tracking | . train AutoTrackable=Module
+__internal__ | types | . types.experimental
 core.example | example_pb2 feature_pb2 | train
 core.framework | attr_value_pb2 graph_pb2 node_def_pb2 summary_pb2 tensor_pb2 tensor_shape_pb2 types_pb2 | compat.v1
 core.protobuf | config_pb2 meta_graph_pb2 rewriter_config_pb2 saved_model_pb2 saver_pb2 struct_pb2 | compat.v1
@@ -224,6 +227,7 @@ def _own() -> dict[str, dict[str, Any]]:
     deprecations = ["deprecated", "deprecated_args", "deprecated_arg_values", "deprecated_alias"]
     exports = ["tf_export", "keras_export", "estimator_export"]
     return {
+        "__internal__.decorator": unwrapping,
         "python.tf2": {"enabled": lambda: True, "enable": lambda: None},
         "python.client.device_lib": {"list_local_devices": _list_local_devices},
         "python.eager.context": {"context": _context, "num_gpus": _num_gpus},

@@ -15,6 +15,7 @@ import sys
 from typing import Any
 
 from replicax._base import foreign_state
+from replicax.tf import _imports
 
 
 def _through_our_summaries() -> None:
@@ -29,4 +30,5 @@ def _through_our_summaries() -> None:
 foreign_state.load("keras")
 keras: Any = importlib.import_module("keras._tf_keras.keras")
 _through_our_summaries()
+_imports.introduce_to_keras()
 sys.modules[__name__] = keras
