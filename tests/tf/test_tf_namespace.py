@@ -57,6 +57,15 @@ assert len(new) < len(before) / 2, sorted(new)
     assert done.returncode == 0, done.stderr
 
 
+def test_a_device_that_is_not_there_is_replaced_where_tensorflow_does_so(run):
+    run("""
+with tf.device("/device:GPU:7"):
+    assert float(tf.ones([]) + 1) == 2
+tf.config.set_soft_device_placement(False)
+raises(ValueError, lambda: tf.device("/device:GPU:7"), "no device GPU:7")
+""")
+
+
 def test_strings_and_functions_of_python(run):
     done = run("""
 word = tf.constant("abc")

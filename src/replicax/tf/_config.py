@@ -161,13 +161,18 @@ def get_memory_growth(device: PhysicalDevice) -> bool:
     return os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower() in ("false", "0")
 
 
+_soft_placement = True
+
+
 def set_soft_device_placement(enabled: bool) -> None:
-    """Does nothing: JAX places operations itself, and a device that does not exist is an error."""
+    """Sets whether `tf.device` lets JAX choose the device where there is none of its name, or raises an error."""
+    global _soft_placement
+    _soft_placement = enabled
 
 
 def get_soft_device_placement() -> bool:
-    """Returns False."""
-    return False
+    """Returns whether `tf.device` lets JAX choose the device where there is none of its name."""
+    return _soft_placement
 
 
 def get_memory_info(device: str) -> dict[str, int]:

@@ -23,6 +23,7 @@ from replicax._control_flow import cond_and_loops
 from replicax._tracing import autograph_switch, dataset_reads, frames
 from replicax._values import PerReplica
 from replicax._variables import creators
+from replicax.tf import _config
 from replicax.tf._ops import convert_to_tensor
 from replicax.tf._types import TensorLike
 
@@ -339,8 +340,17 @@ def tuple(
 
 
 def device(device_name: str | jax.Device | None) -> contextlib.AbstractContextManager[object]:
-    """Returns a context in which operations run on this device; with None, JAX chooses it."""
-    return contextlib.nullcontext() if device_name is None else jax.default_device(devices.find_device(device_name))
+    """Returns a context in which operations run on this device.
+
+    JAX chooses the device for None and, unless `tf.config.set_soft_device_placement(False)` was called, for the name of
+    a device that this process lacks.
+    """
+    try:
+        return contextlib.nullcontext() if device_name is None else jax.default_device(devices.find_device(device_name))
+    except errors.DeviceError:
+        if not _config.get_soft_device_placement():
+            raise
+        return contextlib.nullcontext()
 
 
 def executing_eagerly() -> bool:
