@@ -85,3 +85,20 @@ def test_the_record_is_what_tensorflow_gives(tensorflow_python, recorded, tmp_pa
     assert set(again) == set(recorded), "Run tests/tf/tf_records/run.py to record it anew."
     found = differences(without_texts(recorded), without_texts(again))
     assert not found, f"\n{found}"
+
+
+def test_checkpoints_have_tables_that_change(run_tf):
+    run_tf(
+        """
+        import tempfile
+        import replicax.tf as tf
+        def table():
+            return tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+        first, second = table(), table()
+        first.insert(["a", "b"], [1, 2])
+        path = tf.train.Checkpoint(words=first).save(tempfile.mkdtemp() + "/c")
+        second.insert(["z"], [5])
+        tf.train.Checkpoint(words=second).restore(path)
+        assert second.lookup(["a", "b", "z"]).numpy().tolist() == [1, 2, -1]
+        """
+    )

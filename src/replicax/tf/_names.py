@@ -90,6 +90,8 @@ _CONVOLUTIONS = """atrous_conv2d conv1d conv1d_transpose conv2d conv2d_transpose
 convolution depthwise_conv2d pool separable_conv2d"""
 _EXAMPLES = "BytesList Example Feature FeatureList FeatureLists Features FloatList Int64List SequenceExample"
 _FEATURES = "FixedLenFeature FixedLenSequenceFeature RaggedFeature SparseFeature VarLenFeature"
+_TABLES = "StaticHashTable StaticVocabularyTable"
+_INITIALIZED = "KeyValueTensorInitializer TextFileIndex TextFileInitializer"
 _SIZES = "AUTOTUNE INFINITE_CARDINALITY UNKNOWN_CARDINALITY"
 _CLIPS = "clip_by_global_norm clip_by_norm clip_by_value"
 
@@ -164,7 +166,9 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "bitwise": ("Bitwise operations on integers.", _all("_math", "BITWISE")),
-    "strings": ("Strings.", _all("_strings", "STRINGS")),
+    "strings": ("Strings.", {**_all("_strings", "STRINGS"), **_all("_text", "TEXT")}),
+    "lookup": ("Tables.", {**_from("_tables", _TABLES), **_from("_table_initializers", _INITIALIZED)}),
+    "lookup.experimental": ("Tables that can be changed.", _from("_tables", "DenseHashTable MutableHashTable")),
     "sparse": ("Sparse tensors.", {"SparseTensor": _At("replicax._data.sparse", "SparseTensor")}),
     "io": (
         "Files.",
