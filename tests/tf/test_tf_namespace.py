@@ -24,7 +24,7 @@ def test_an_absent_name_says_what_to_use(run):
     run("""
 raises(AttributeError, lambda: tf.saved_model, "saved_model", "jax.export")
 raises(AttributeError, lambda: tf.image.resize, "'image'", "jax.image")
-raises(AttributeError, lambda: tf.ragged, "mask")
+raises(AttributeError, lambda: tf.lite, "jax.export")
 raises(AttributeError, lambda: tf.distribute.experimental.nosuch, "distribute.experimental.nosuch", "docs/tf-names.md")
 raises(AttributeError, lambda: tf.nn.ctc_loss, "nn.ctc_loss", "optax.losses.ctc_loss")
 raises(AttributeError, lambda: tf.math.nosuch, "math.nosuch", "docs/tf-names.md")

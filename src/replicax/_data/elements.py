@@ -27,6 +27,19 @@ def tensor_dtype(dtype: np.dtype) -> np.dtype:
 class Strings(np.ndarray):
     """A numpy array of bytes objects with the methods of a tensor: JAX has no arrays of strings."""
 
+    @property  # type: ignore[misc]
+    def shape(self) -> TensorShape:  # type: ignore[override, misc]
+        """The shape."""
+        return TensorShape(np.ndarray.shape.__get__(self))  # type: ignore[attr-defined]
+
+    def get_shape(self) -> TensorShape:
+        """Returns the shape."""
+        return self.shape
+
+    def set_shape(self, shape: Tree) -> None:
+        """Does nothing: the shape is known. Raises ValueError where it is another one."""
+        self.shape.assert_is_compatible_with(shape)
+
     def numpy(self) -> np.ndarray | bytes:
         """Returns a plain numpy array; bytes, where it is a single string."""
         return np.asarray(self)[()]

@@ -13,13 +13,14 @@ from numpy.typing import ArrayLike, DTypeLike
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, dtype_name
 from replicax._base.types import Leaf, Tree
+from replicax._data.ragged_forms import RaggedForms
 
 _Array: TypeAlias = jax.Array | np.ndarray
 _Values: TypeAlias = "ArrayLike | jax.Array | RaggedTensor"
 
 
 @jax.tree_util.register_pytree_node_class
-class RaggedTensor:
+class RaggedTensor(RaggedForms):
     """Rows of different lengths: `values` has them one after the other, row i from `row_splits[i]` to the next split.
 
     What `tf.strings.split` gives, and a pytree. Values are an array, or a RaggedTensor where dimensions inside of
@@ -67,7 +68,8 @@ class RaggedTensor:
     @property
     def dtype(self) -> np.dtype:
         """The dtype of the values."""
-        return self.values.dtype
+        found: np.dtype = self.values.dtype
+        return found
 
     @property
     def shape(self) -> TensorShape:
@@ -88,7 +90,8 @@ class RaggedTensor:
     @property
     def flat_values(self) -> _Array:
         """The values inside of all ragged dimensions."""
-        return self.values.flat_values if isinstance(self.values, RaggedTensor) else self.values
+        found: _Array = self.values.flat_values if isinstance(self.values, RaggedTensor) else self.values
+        return found
 
     @property
     def nested_row_splits(self) -> tuple[_Array, ...]:
@@ -96,13 +99,16 @@ class RaggedTensor:
         inner = self.values.nested_row_splits if isinstance(self.values, RaggedTensor) else ()
         return (self.row_splits, *inner)
 
-    def nrows(self) -> int:
+    def nrows(self, out_type: Any = None, name: str | None = None) -> int:
         """Returns the number of rows."""
         return int(self.row_splits.shape[0]) - 1
 
-    def row_lengths(self) -> _Array:
-        """Returns the length of each row, `[rows]`."""
-        return self.row_splits[1:] - self.row_splits[:-1]
+    def row_lengths(self, axis: int = 1, name: str | None = None) -> _Array | RaggedTensor:
+        """Returns the length of each row, `[rows]`; or of the rows of an inner dimension."""
+        if axis > 1:
+            return RaggedTensor(self.values.row_lengths(axis - 1), self.row_splits)  # type: ignore[union-attr]
+        lengths: _Array = self.row_splits[1:] - self.row_splits[:-1]
+        return lengths
 
     def to_tensor(
         self, default_value: Leaf = None, name: str | None = None, shape: Sequence[int | None] | None = None
@@ -135,7 +141,7 @@ class RaggedTensor:
         columns = xp.arange(width)
         places = xp.where(columns < lengths, starts + columns, values.shape[0])
         dense: _Array = xp.concatenate([values, filler])[places]
-        return dense
+        return dense.view(type(values)) if isinstance(values, np.ndarray) else dense
 
     def to_list(self) -> list[Tree]:
         """Returns the rows as lists."""
@@ -144,9 +150,35 @@ class RaggedTensor:
     def __len__(self) -> int:
         return self.nrows()
 
-    def __getitem__(self, key: int) -> _Array | RaggedTensor:
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, tuple):
+            return self._at(*key)
+        if isinstance(key, slice):
+            rows = range(self.nrows())[key]
+            if rows.step == 1:
+                return _rows(RaggedTensor(self.values, self.row_splits), rows.start, max(rows.start, rows.stop))
+            return self._chosen(list(rows))
         row = range(self.nrows())[key]  # IndexError where there is no such row
         return _rows(self.values, int(self.row_splits[row]), int(self.row_splits[row + 1]))
+
+    def _at(self, first: Any, *rest: Any) -> Any:
+        """Returns the elements of some rows, or of all, at further indices."""
+        found = self[first]
+        if not rest or not isinstance(first, slice):
+            return found[rest if len(rest) > 1 else rest[0]] if rest else found
+        rows = [row[rest if len(rest) > 1 else rest[0]] for row in found]
+        xp: Any = np if isinstance(self.flat_values, np.ndarray) else jnp
+        if not isinstance(rest[0], slice):
+            return xp.stack(rows)
+        return type(self).from_row_lengths(xp.concatenate(rows), np.array(list(map(len, rows)), np.int64))
+
+    def _chosen(self, rows: list[int]) -> RaggedTensor:
+        """Returns the rows of these numbers."""
+        splits = np.asarray(self.row_splits)
+        places = np.concatenate([np.empty(0, np.int64), *(np.arange(splits[i], splits[i + 1]) for i in rows)])
+        lengths = np.array([splits[i + 1] - splits[i] for i in rows], np.int64)
+        inside = self.values._chosen(places.tolist()) if isinstance(self.values, RaggedTensor) else self.values[places]
+        return type(self).from_row_lengths(inside, lengths)
 
     def __iter__(self) -> Iterator[Tree]:
         return (self[row] for row in range(self.nrows()))

@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike
 from replicax._base.specs import TensorShape, as_dtype, dtype_name
 from replicax._base.types import Leaf
 from replicax._data.elements import as_host, as_tensor
+from replicax._data.ragged import RaggedTensor
 
 _Array: TypeAlias = jax.Array | np.ndarray
 
@@ -110,3 +111,22 @@ class SparseTensorSpec:
 
     def __repr__(self) -> str:
         return f"SparseTensorSpec({self.shape!r}, {dtype_name(self.dtype)})"
+
+
+def _to_sparse(self: RaggedTensor, name: str | None = None) -> SparseTensor:
+    """Returns the values as a SparseTensor."""
+    columns = [np.arange(self.nrows())]
+    level: Any = self
+    while isinstance(level, RaggedTensor):
+        lengths = np.diff(np.asarray(level.row_splits))
+        within = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
+        columns = [*(np.repeat(column, lengths) for column in columns), within]
+        level = level.values
+    shape = [self.nrows(), *(int(column.max(initial=-1)) + 1 for column in columns[1:])]
+    for size in level.shape[1:]:
+        columns = [*(np.repeat(column, size) for column in columns), np.tile(np.arange(size), len(columns[0]))]
+        shape.append(int(size))
+    return SparseTensor(as_tensor(np.stack(columns, 1)), level.reshape(-1), as_tensor(np.array(shape, np.int64)))
+
+
+RaggedTensor.to_sparse = _to_sparse  # type: ignore[attr-defined]  # here, since sparse tensors stand above ragged ones

@@ -17,7 +17,6 @@ from typing import NoReturn
 from replicax._base import doc_pages, tracebacks
 
 _GRAPHS = "There are no graphs and sessions: call operations directly, and @tf.function compiles them"
-_SPARSE = "XLA's shapes are static: use dense tensors with a mask (tf.sequence_mask), or tf.IndexedSlices for gradients"
 _JPEG = "Decode with Pillow or NumPy in the input pipeline (Dataset.map, Grain, PyTorch)"
 _CSV = "Read the file with pandas or csv, and give its columns to tf.data.Dataset.from_tensor_slices"
 _OPERATIONS = "The operations of jax.numpy, jax.nn and jax.lax work on its tensors too"
@@ -103,13 +102,11 @@ ABSENT: dict[str, str] = {
     "placeholder": _GRAPHS,
     "quantization": "Use the library qwix, or jax.lax with int8 operands",
     "queue": "Use queue.Queue of Python, and datasets for input",
-    "ragged": _SPARSE,
     "raw_ops": "Use the operation's name in tf, tf.math or tf.nn",
     "register_tensor_conversion_function": "Give the class a method `__jax_array__`",
     "saved_model": "Export functions with jax.export (StableHLO), and save weights with a checkpoint",
     "sets": "Use Python's sets, or jax.numpy.isin",
     "signal": "Use jax.numpy.fft and jax.scipy.signal",
-    "sparse": _SPARSE,
     "strings.unicode_script": "Use Python's str in the input pipeline",
     "summary.audio": "Use tensorboardX itself",
     "summary.graph": _GRAPHS,

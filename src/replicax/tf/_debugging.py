@@ -75,9 +75,10 @@ def Assert(
     """Raises `InvalidArgumentError` with the data if the condition is false."""
     condition = convert_to_tensor(condition)
     arrays = [convert_to_tensor(x) for x in data]
+    texts = [str(np.asarray(x).tolist()) for x in arrays if not isinstance(x, jax.Array)]
     _check(
         jnp.all(condition.astype(bool)),
-        lambda *found: "Assertion failed: " + " ".join(_few(x, summarize) for x in found),
+        lambda *found: " ".join(["Assertion failed:", *(_few(x, summarize) for x in found), *texts]),
         *(x for x in arrays if isinstance(x, jax.Array)),
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
+from replicax._data.elements import as_strings
 from replicax.tf._math import clip_by_norm
 from replicax.tf._operations import operations
 from replicax.tf._ops import (
@@ -231,7 +232,7 @@ def _uniques(x: TensorLike, out_idx: DTypeLike) -> tuple[Any, jax.Array, jax.Arr
     order = np.argsort(first)  # TensorFlow keeps the order of first occurrence
     place = np.argsort(order)
     dtype = as_dtype(out_idx)
-    ours = as_array if array.dtype != object else np.asarray
+    ours = as_array if array.dtype != object else as_strings
     return ours(values[order]), as_array(place[inverse].astype(dtype)), as_array(counts[order].astype(dtype))
 
 

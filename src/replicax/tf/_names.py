@@ -119,6 +119,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_from("_tensor_array", "TensorArray"),
             **_from("_strings", "as_string print"),
             **_from("_serialization", "make_ndarray make_tensor_proto"),
+            **_from("_paddings", "required_space_to_batch_paddings"),
             **_from("replicax._data.sparse", "SparseTensor SparseTensorSpec"),
             "newaxis": None,
         },
@@ -169,7 +170,11 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
     "strings": ("Strings.", {**_all("_strings", "STRINGS"), **_all("_text", "TEXT")}),
     "lookup": ("Tables.", {**_from("_tables", _TABLES), **_from("_table_initializers", _INITIALIZED)}),
     "lookup.experimental": ("Tables that can be changed.", _from("_tables", "DenseHashTable MutableHashTable")),
-    "sparse": ("Sparse tensors.", {"SparseTensor": _At("replicax._data.sparse", "SparseTensor")}),
+    "sparse": (
+        "Sparse tensors.",
+        {**_all("_sparse", "SPARSE"), **_from("replicax._data.sparse", "SparseTensor")},
+    ),
+    "ragged": ("Rows of different lengths.", _all("_ragged", "RAGGED")),
     "io": (
         "Files.",
         {

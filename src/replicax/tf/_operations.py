@@ -50,6 +50,8 @@ def operation(op: Callable[..., Any], name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         for x in (*args, *kwargs.values()) if kwargs else args:
             if _kinds.get(kind := type(x)) or kind not in _kinds and _may_hold_variables(kind):
+                if name in of_strings and _holds_strings(args, kwargs):
+                    return of_strings[name](*args, **kwargs)
                 if not any(
                     isinstance(x, PerReplica) for x in args
                 ):  # JAX refuses it, with another message if there is a variable too
@@ -65,6 +67,22 @@ def operation(op: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     call.__name__ = call.__qualname__ = name
     return call
+
+
+# Forms of operations for tensors of strings, by name; and the class of these tensors.
+of_strings: dict[str, Callable[..., Any]] = {}
+_strings: list[type] = []
+
+
+def strings_are(kind: type) -> None:
+    """Tells the class of tensors of strings."""
+    _strings.append(kind)
+    _kinds[kind] = True
+
+
+def _holds_strings(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    parts = [part for x in (*args, *kwargs.values()) for part in (x if type(x) in (list, tuple) else (x,))]
+    return any(type(part) in _strings for part in parts)
 
 
 # Whether arguments of a type may be or contain variables: calls without any stay fast.
@@ -85,6 +103,8 @@ def value_of(x: Any) -> Any:
         return x.value()
     if type(x) in (list, tuple):
         return type(x)(map(value_of, x))
+    if type(x) in _strings:
+        return x
     return x.__jax_array__() if _kinds.get(type(x)) or _may_hold_variables(type(x)) else x
 
 

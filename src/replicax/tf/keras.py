@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from replicax._base import foreign_state
-from replicax.tf import _imports
+from replicax.tf import _imports, _preprocessing
 
 
 def _through_our_summaries() -> None:
@@ -31,4 +31,5 @@ foreign_state.load("keras")
 keras: Any = importlib.import_module("keras._tf_keras.keras")
 _through_our_summaries()
 _imports.introduce_to_keras()
+_preprocessing.serve()
 sys.modules[__name__] = keras

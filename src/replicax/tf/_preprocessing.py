@@ -1,0 +1,128 @@
+"""Keras's preprocessing layers that are written in TensorFlow's operations, on ours.
+
+These layers (`StringLookup`, `IntegerLookup`, `TextVectorization`, `Hashing`, `HashedCrossing`) ask for TensorFlow on
+every backend. Here each of their modules finds `replicax.tf` under the name `tf`, and Keras's JAX backend in the place
+of its TensorFlow backend. The layers themselves, their `adapt`, and their files are Keras's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import types
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax._base.foreign_state import Original, wrap
+from replicax._data.elements import Strings
+from replicax._data.ragged import RaggedTensor
+from replicax._data.sparse import SparseTensor
+
+_MODULES = ("string_lookup", "integer_lookup", "index_lookup", "text_vectorization", "hashing", "hashed_crossing")
+_STAND_IN = "keras.src.backend.tensorflow"
+
+
+class _Tensor(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, (jax.Array, Strings))
+
+
+class _AnyTensor(metaclass=_Tensor):
+    """The class of tensors, of strings as well."""
+
+
+class _TensorFlow:
+    """`replicax.tf` as these layers see it."""
+
+    available = True
+    Tensor = _AnyTensor
+
+    @staticmethod
+    def executing_eagerly() -> bool:
+        """True: tables are read at once."""
+        return True
+
+    @staticmethod
+    def is_tensor(value: object) -> bool:
+        """Returns whether a value is a tensor, of strings as well."""
+        return isinstance(value, _AnyTensor) or importlib.import_module("replicax.tf").is_tensor(value)
+
+    @property
+    def math(self) -> Any:
+        """The functions of `tf.math`, of which `bincount` takes ragged values too."""
+        return types.SimpleNamespace(**vars(importlib.import_module("replicax.tf._math")), bincount=_bincount)
+
+    @staticmethod
+    def map_fn(function: Any, elems: Any) -> Any:
+        """Returns a function of each row, also of a RaggedTensor."""
+        tf = importlib.import_module("replicax.tf")
+        ragged = isinstance(elems, tf.RaggedTensor)
+        return tf.ragged.stack([function(row) for row in elems]) if ragged else tf.map_fn(function, elems)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("replicax.tf"), name)
+
+
+class _WithStrings:
+    """A module of Keras's JAX backend, with functions of ours for tensors of strings."""
+
+    def __init__(self, module: types.ModuleType, names: str):
+        self._module, self._names = module, names.split()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._module, name)
+        if name not in self._names:
+            return found
+        ours = getattr(importlib.import_module("replicax.tf"), name)
+
+        @functools.wraps(found)
+        def call(x: Any, *args: Any, **kwargs: Any) -> Any:
+            return (ours if isinstance(x, Strings) else found)(x, *args, **kwargs)
+
+        return call
+
+
+def _bincount(inputs: Any, **options: Any) -> Any:
+    """Returns `tf.math.bincount`, of each row of a RaggedTensor too."""
+    tf = importlib.import_module("replicax.tf")
+    if not isinstance(inputs, RaggedTensor):
+        return tf.math.bincount(inputs, **options)
+    depth = int(options["maxlength"])
+    values, rows = np.asarray(inputs.values), np.asarray(inputs.value_rowids())
+    inside = (values >= 0) & (values < depth)
+    counts = np.zeros((inputs.nrows(), depth), np.int64)
+    np.add.at(counts, (rows[inside], values[inside]), 1)
+    return tf.convert_to_tensor(
+        (np.minimum(counts, 1) if options.get("binary_output") else counts).astype(options["dtype"])
+    )
+
+
+def _kept_if_strings(convert: Original, outputs: Any, dtype: Any = None) -> Any:
+    """Converts the output of a layer to a tensor of the backend, which has none of strings."""
+    return outputs if isinstance(outputs, (Strings, RaggedTensor, SparseTensor)) else convert(outputs, dtype)
+
+
+def _of_arrays(call: Original, self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a layer of several inputs, of which some are strings: Keras takes no tensors beside what is none to it."""
+    if isinstance(inputs, (list, tuple)) and any(isinstance(x, Strings) for x in inputs):
+        inputs = type(inputs)(np.asarray(x) for x in inputs)
+    return call(self, inputs, *args, **kwargs)
+
+
+def serve() -> None:
+    """Changes Keras, which is loaded."""
+    libraries = _TensorFlow()
+    for name in _MODULES:
+        importlib.import_module(f"keras.src.layers.preprocessing.{name}").tf = libraries  # type: ignore[attr-defined]
+    importlib.import_module("keras.src.utils.tf_utils").tf = libraries  # type: ignore[attr-defined]
+    wrap(importlib.import_module("keras.src.utils.backend_utils"), "convert_tf_tensor", _kept_if_strings)
+    wrap(importlib.import_module("keras").layers.HashedCrossing, "__call__", _of_arrays)
+    backend: Any = importlib.import_module("keras.src.backend.jax")
+    stand_in: Any = types.ModuleType(_STAND_IN)
+    stand_in.__getattr__ = functools.partial(getattr, backend)
+    stand_in.numpy = _WithStrings(backend.numpy, "expand_dims squeeze reshape")
+    sys.modules[_STAND_IN] = stand_in
+    importlib.import_module("keras.src.backend").tensorflow = stand_in  # type: ignore[attr-defined]

@@ -1,0 +1,152 @@
+"""`tf.ragged`: RaggedTensors of nested lists, of several tensors, and operations on their values."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.specs import as_dtype
+from replicax._data.elements import as_strings, as_tensor
+from replicax._data.ragged import RaggedTensor
+from replicax.tf._features import default_of
+from replicax.tf._ops import convert_to_tensor, known
+from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
+from replicax.tf._wire import BYTES
+
+
+def constant(
+    pylist: Any,
+    dtype: DTypeLike | None = None,
+    ragged_rank: int | None = None,
+    inner_shape: ShapeLike | None = None,
+    name: str | None = None,
+    row_splits_dtype: DTypeLike = np.int64,
+) -> Any:
+    """Returns a RaggedTensor of nested lists.
+
+    Args:
+        pylist: lists of numbers or strings, all nested as deep.
+        dtype: by default int32, float32 or string.
+        ragged_rank: the number of ragged dimensions; by default all but the first, and those of `inner_shape`.
+        inner_shape: the shape of the values inside of the ragged dimensions.
+        row_splits_dtype: the dtype of the splits.
+    """
+    depth = _depth(pylist)
+    inner = 0 if inner_shape is None else np.asarray(inner_shape).size
+    rank = max(0, depth - 1 - inner) if ragged_rank is None else ragged_rank
+    splits, level = list[np.ndarray](), pylist
+    values: Any
+    for _ in builtins.range(rank):
+        lengths = [len(row) for row in level]
+        splits.append(np.cumsum([0, *lengths]))
+        level = [item for row in level for item in row]
+    strings = dtype is not None and as_dtype(dtype) == np.dtype(object)
+    values = as_strings(default_of(level, BYTES)) if strings else convert_to_tensor(
+        np.zeros(0, as_dtype(dtype or np.float32)) if not len(level) else level, None if not len(level) else dtype
+    )  # fmt: skip
+    for row in reversed(splits):
+        values = RaggedTensor(values, as_tensor(row.astype(as_dtype(row_splits_dtype))))
+    return values
+
+
+def _depth(value: Any) -> int:
+    """Returns how deep lists are nested."""
+    if isinstance(value, np.ndarray):
+        return value.ndim if value.dtype != object else 1 + max(map(_depth, value), default=0)
+    return 1 + max(map(_depth, value), default=0) if isinstance(value, (list, tuple)) else 0
+
+
+def stack(values: Sequence[Any], axis: int = 0, name: str | None = None) -> RaggedTensor:
+    """Stacks tensors that may have different lengths along the new first dimension (or, with axis 1, the second)."""
+    rows = [x if isinstance(x, RaggedTensor) else convert_to_tensor(x) for x in values]
+    if axis not in (0, 1) or not rows:
+        raise NotImplementedError(f"tf.ragged.stack takes at least one tensor, and axis 0 or 1, got axis {axis}.")
+    if axis == 1:
+        lists = [list(x) for x in rows]
+        return stack([stack(list(group)) for group in zip(*lists)])
+    lengths = [x.nrows() if isinstance(x, RaggedTensor) else np.shape(x)[0] for x in rows]
+    return RaggedTensor(concatenated(rows), as_tensor(np.cumsum([0, *lengths], dtype=np.int64)))
+
+
+def concatenated(parts: Sequence[Any]) -> Any:
+    """Joins tensors, of which some may be ragged, along the first dimension."""
+    from replicax.tf._arrays import concat
+
+    if not any(isinstance(x, RaggedTensor) for x in parts):
+        return concat(list(parts), 0)
+    ragged = [x if isinstance(x, RaggedTensor) else RaggedTensor.from_tensor(x) for x in parts]
+    lengths = np.concatenate([np.diff(np.asarray(x.row_splits)) for x in ragged])
+    return RaggedTensor(concatenated([x.values for x in ragged]), as_tensor(np.append(0, lengths.cumsum())))
+
+
+def map_flat_values(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Returns `op` of the values of RaggedTensors, in the same rows."""
+    ragged = [x for x in (*args, *kwargs.values()) if isinstance(x, RaggedTensor)]
+    if not ragged:
+        return op(*args, **kwargs)
+    for x in ragged[1:]:
+        same = zip(x.nested_row_splits, ragged[0].nested_row_splits)
+        if not all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in same):
+            raise InvalidArgumentError("The RaggedTensors have different row splits.")
+
+    def inner(x: Any) -> Any:
+        return x.flat_values if isinstance(x, RaggedTensor) else x
+
+    return ragged[0].with_flat_values(op(*map(inner, args), **{key: inner(x) for key, x in kwargs.items()}))
+
+
+def range(
+    starts: TensorLike,
+    limits: TensorLike = None,
+    deltas: TensorLike = 1,
+    dtype: DTypeLike | None = None,
+    name: str | None = None,
+    row_splits_dtype: DTypeLike = np.int64,
+) -> RaggedTensor:
+    """Returns rows of numbers from `starts` to `limits`; from 0 to `starts`, where there are no limits."""
+    if limits is None:
+        starts, limits = 0, starts
+    ends = [
+        np.asarray(known(convert_to_tensor(x), "A range", "Use it outside of functions.")) for x in (starts, limits)
+    ]
+    columns = np.broadcast_arrays(*ends, np.asarray(deltas))
+    rows = [np.arange(*triple) for triple in zip(*(np.atleast_1d(column).tolist() for column in columns))]
+    kind = np.result_type(*ends) if dtype is None else as_dtype(dtype)
+    splits = np.cumsum([0, *map(len, rows)]).astype(as_dtype(row_splits_dtype))
+    return RaggedTensor(as_tensor(np.concatenate([np.empty(0, kind), *rows]).astype(kind)), as_tensor(splits))
+
+
+def boolean_mask(data: Any, mask: Any, name: str | None = None) -> Any:
+    """Returns the elements for which a mask of the same shape is true, each in its row."""
+    if not isinstance(mask, RaggedTensor):
+        array = np.asarray(known(convert_to_tensor(mask), "A mask", "Use it outside of functions."), bool)
+        if array.ndim == 1:
+            return _chosen(data, np.flatnonzero(array))
+        mask = RaggedTensor.from_tensor(convert_to_tensor(array))
+        data = data if isinstance(data, RaggedTensor) else RaggedTensor.from_tensor(convert_to_tensor(data))
+    inside = boolean_mask(data.values, mask.values)
+    kept, splits = np.asarray(mask.flat_values, bool), np.asarray(mask.row_splits)
+    if isinstance(mask.values, RaggedTensor):
+        return RaggedTensor(inside, mask.row_splits)
+    counts = np.append(0, kept.cumsum())[splits]
+    return RaggedTensor(inside, as_tensor(counts.astype(splits.dtype)))
+
+
+def _chosen(data: Any, rows: np.ndarray) -> Any:
+    if not isinstance(data, RaggedTensor):
+        return convert_to_tensor(data)[rows]
+    return stack([data[int(i)] for i in rows])
+
+
+def row_splits_to_segment_ids(splits: TensorLike, name: str | None = None, out_type: DTypeLike | None = None) -> Any:
+    """Returns the row of each value."""
+    lengths = np.diff(np.asarray(known(splits, "Splits", "Use them outside of functions.")))
+    ids = np.repeat(np.arange(len(lengths)), lengths)
+    return as_tensor(ids.astype(np.int64 if out_type is None else as_dtype(out_type)))
+
+
+RAGGED = "boolean_mask constant map_flat_values range row_splits_to_segment_ids stack"
