@@ -66,6 +66,7 @@ DOCUMENTS = [
     "docs/preemption.md",
     *(f"docs/{name}.md" for name in ("guide", "keras", "nnx", "checkpoints", "autograph", "profiling", "planning")),
     "docs/remote-calls.md",
+    "docs/tf-data.md",
 ]
 
 

@@ -40,11 +40,13 @@ def own_array(value: Tree, dtype: DTypeLike) -> jax.Array:
 
 
 def holds_arrays(nest: Iterable[Leaf]) -> bool:
-    """Returns whether a nested list holds JAX arrays or variables, and not numbers alone."""
-    return any(
-        holds_arrays(x) if isinstance(x, (list, tuple)) else isinstance(x, jax.Array) or hasattr(x, "__jax_array__")
-        for x in nest
-    )
+    """Returns whether a nested list holds tensors or variables, and not numbers alone."""
+    return any(holds_arrays(x) if isinstance(x, (list, tuple)) else _is_array(x) for x in nest)
+
+
+def _is_array(x: Leaf) -> bool:
+    # `_is_tensor`: tensors of `replicax.tf` that are no arrays of JAX
+    return isinstance(x, jax.Array) or hasattr(x, "__jax_array__") or getattr(type(x), "_is_tensor", False)
 
 
 def _of_numbers(value: Tree, dtype: DTypeLike) -> np.ndarray:

@@ -14,6 +14,7 @@ from replicax._base.tracebacks import origin
 from replicax._base.types import Tree
 from replicax._data import iterators
 from replicax._data.elements import Nested
+from replicax._data.functions import ElementFunction
 from replicax._data.iterators import DatasetIterator, NumpyIterator, Unsure
 from replicax._data.options import Options
 from replicax._data.reading import Maker, Reading, StatefulNode, hands_on
@@ -26,6 +27,7 @@ class Base(Nested):
     """A recipe for an iterator over elements, and what is known of these beforehand."""
 
     _dataset: ClassVar[type[Base]]  # the class of all datasets that methods make, which stands above their modules
+    _functions: ClassVar[type[ElementFunction]] = ElementFunction  # how users' functions of elements run
     _at_hand = False  # whether making an element costs next to nothing and calls no code of the user's
     _in_place: Self | None = None  # the same elements without the thread of `prefetch`, for callers that have one
 

@@ -15,6 +15,7 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, TensorSpec
 from replicax._base.types import Tree
 from replicax._data.base import Base
+from replicax._data.blocks import Blocks, groups
 from replicax._data.elements import flatten, grouped, num_rows, pad_and_stack, padded_shape, positive, regroup, stack
 from replicax._data.ragged import refuse_composites
 from replicax._data.reading import Maker, Reading, hands_on, replayed
@@ -46,7 +47,10 @@ class Batches(Base):
         @hands_on
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             if rows is None:
-                return _stacked(reading, stack, grouped(self._make(reading, start * size), size, drop_remainder))
+                elements = self._make(reading, start * size)
+                if isinstance(elements, Blocks):
+                    return groups(elements, size, drop_remainder)
+                return _stacked(reading, stack, grouped(elements, size, drop_remainder))
             batches = RowBatches(rows.fetch, skip_rows(rows.order(reading), start * size), size, drop_remainder)
             return batches if reading.skip is None else batches.deferred(reading.skip)
 

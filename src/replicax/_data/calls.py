@@ -79,16 +79,14 @@ def _applied(role: str, function: Callable[..., object], tensors: Tree) -> Tree:
     return call_user(role, function, *(tensors if type(tensors) is tuple else (tensors,)))
 
 
-def call_to_host(role: str, function: Callable[..., object], pool: Pool, element: Tree) -> Tree:
-    """Calls the user's function on an element, and returns the result as numpy arrays."""
-    result = call_on_element(role, function, element, pool)
+def on_host(result: Tree) -> Tree:
+    """Returns the result of a function of an element as numpy arrays that do not change any more."""
     # As in tf.data, a list of results is several tensors, and deeper down a list is one.
     return jax.tree.map(kept, host_structure(tuple(result) if isinstance(result, list) else result))
 
 
-def holds(method: str, predicate: Callable[..., object], element: Tree) -> bool:
-    """Calls the user's predicate on an element; raises ValueError if the result is not one bool."""
-    found = np.asarray(call_on_element(f"`predicate` of `Dataset.{method}`", predicate, element))
+def as_bool(found: np.ndarray) -> bool:
+    """Returns the result of a predicate; raises ValueError if it is not one bool."""
     if found.dtype != np.bool_ or found.ndim:
         raise ValueError(
             f"`predicate` must return a scalar of bool, but it returned one of dtype {found.dtype} and shape "

@@ -122,10 +122,8 @@ def as_host(value: Leaf) -> Leaf:
     """
     if isinstance(value, Nested):
         return value
-    if isinstance(value, Strings):
-        return np.asarray(value)
     if isinstance(value, np.ndarray):
-        array = value
+        array = np.asarray(value)  # plain, where it is a tensor on the host
     elif hasattr(value, "detach"):  # PyTorch
         array = value.detach().cpu().numpy()
     elif callable(getattr(value, "numpy", None)):  # TensorFlow

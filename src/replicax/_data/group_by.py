@@ -15,8 +15,9 @@ from replicax._base.specs import TensorShape, TensorSpec
 from replicax._base.types import Leaf, Tree
 from replicax._data.base import Base
 from replicax._data.batch import Batches
-from replicax._data.calls import call_on_element, call_user
+from replicax._data.calls import call_user
 from replicax._data.elements import as_host, flatten, padded_shape, positive
+from replicax._data.functions import mapped
 from replicax._data.map_filter import returned_dataset
 from replicax._data.reading import Reading, Seeds, replayed
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, DatasetSpec, first_spec
@@ -101,13 +102,13 @@ class Grouping(Batches):
         if (window_size is None) == (window_size_func is None):
             raise ValueError("Give either `window_size` or `window_size_func`, and not both.")
 
-        def called(name: str, function: Callable[..., Tree], element: Tree) -> Tree:
-            return call_on_element(f"`{name}` of `Dataset.group_by_window`", function, element)
+        of_key = self._functions("`key_func` of `Dataset.group_by_window`", key_func, with_element=True)
+        of_window = self._functions("`reduce_func` of `Dataset.group_by_window`", reduce_func)
+        of_size = self._functions("`window_size_func` of `Dataset.group_by_window`", window_size_func or positive)
+        ahead = not self._unsure
 
         def size_of(key: np.ndarray) -> int:
-            size: Leaf = window_size
-            if window_size_func is not None:
-                size = int(called("window_size_func", window_size_func, key))
+            size: Leaf = window_size if window_size_func is None else int(of_size.called(key))
             return positive("Window size", size)
 
         @replayed
@@ -118,13 +119,12 @@ class Grouping(Batches):
 
             def reduced(key: int) -> Iterator[Tree]:
                 pair = np.asarray(key, np.int64), self._of_list(groups.pop(key), self._spec(True))
-                dataset: Base = returned_dataset("reduce_func", called("reduce_func", reduce_func, pair))
+                dataset: Base = returned_dataset("reduce_func", of_window.called(pair))
                 return dataset._make(reading.child())
 
-            def keyed(element: Tree) -> tuple[int, Tree]:
-                return integer("key_func", called("key_func", key_func, element)), element
-
-            for key, element in reading.guarded(map(keyed, self._make(reading))):
+            pairs = mapped(of_key, reading, self._make(reading), 0, None, True, ahead)
+            for element, number in reading.guarded(pairs):
+                key = integer("key_func", number)
                 if key not in groups:
                     groups[key], sizes[key] = [], size_of(np.asarray(key, np.int64))
                 groups[key].append(element)
@@ -266,14 +266,14 @@ class Grouping(Batches):
                 raise ValueError(f"`initial_dist` has {len(initial)} classes, and `target_dist` {len(target)}.")
             if not (target * initial).any():
                 raise ValueError(f"`target_dist` {target} leaves out all classes that `initial_dist` {initial} has.")
-        seeds, role = Seeds(seed), "`class_func` of `Dataset.rejection_resample`"
+        seeds, function = Seeds(seed), self._functions("`class_func` of `Dataset.rejection_resample`", class_func)
 
         @replayed
         def make(reading: Reading) -> Iterator[Tree]:
             draw = reading.generator(seeds).random
             counts = np.ones(len(target))
             for element in self._make(reading):
-                label = integer("class_func", call_on_element(role, class_func, element))
+                label = integer("class_func", function.called(element))
                 if not 0 <= label < len(target):
                     raise InvalidArgumentError(
                         f"`class_func` returned {label}, of {len(target)} classes: 0 to {len(target) - 1}."

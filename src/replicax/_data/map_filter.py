@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
+import operator
 import os
 from collections.abc import Callable, Iterator
 from typing import Self, TypeVar
@@ -13,15 +13,14 @@ import jax
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
-from replicax._base.host_memory import Pool
 from replicax._base.specs import TensorSpec
 from replicax._base.types import Tree
 from replicax._data.base import Base
-from replicax._data.calls import as_tensors, call_on_element, call_to_host, call_user, fold, holds
+from replicax._data.calls import as_bool, as_tensors, call_user, fold
 from replicax._data.elements import Probe, as_tensor, host_structure, positive
-from replicax._data.prefetch import ParallelMap
+from replicax._data.functions import ElementFunction, mapped
 from replicax._data.reading import Maker, Reading, hands_on, replayed, skipped
-from replicax._data.skipping import deferred, made
+from replicax._data.skipping import made
 from replicax._data.specs import (
     AUTOTUNE,
     UNKNOWN_CARDINALITY,
@@ -72,24 +71,23 @@ class Functions(Base):
             raise ValueError(
                 f"`synchronous` is not supported with `num_parallel_calls`, which is {num_parallel_calls}: drop one."
             )
-        function = functools.partial(call_to_host, "`map_func` of `Dataset.map`", map_func, Pool())
-        threads = 1 if num_parallel_calls is None else num_parallel_calls
-        threads = (os.cpu_count() or 1) if threads == AUTOTUNE else positive("num_parallel_calls", threads)
-
-        def mapped(reading: Reading, elements: Iterator[Tree]) -> Iterator[Tree]:
-            if num_parallel_calls is None or reading.probing:
-                return map(function, elements)
-            in_order = deterministic is None or bool(deterministic)
-            return ParallelMap(function, elements, threads, in_order)
+        function = self._functions("`map_func` of `Dataset.map`", map_func)
+        threads = num_parallel_calls
+        if threads is not None:
+            threads = (os.cpu_count() or 1) if threads == AUTOTUNE else positive("num_parallel_calls", threads)
+        in_order = deterministic is None or bool(deterministic)
+        # A generator may wait for what happens in the program: it is asked for no more than one element ahead.
+        ahead = threads is not None or not self._unsure
 
         @hands_on
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
-            elements = self._make(reading, start)
-            if reading.skip is None:
-                return mapped(reading, elements)
-            return deferred(reading.skip, function, elements, functools.partial(mapped, reading))
+            return mapped(function, reading, self._make(reading, start), start, threads, in_order, ahead)
 
-        return self._probed(make, lambda make: _result_spec(function, self._spec(True), make), self._cardinality)
+        def find(probe: bool) -> Tree:
+            return _result_spec(function, self._spec(True), make) if probe else None
+
+        nodes = [] if function.node is None else [function.node]
+        return self._derived(make, self._cardinality, find=find, nodes=nodes)
 
     def filter(self, predicate: Callable[..., Tree], name: str | None = None) -> Self:
         """Returns the elements for which `predicate` is true, a scalar of bool."""
@@ -106,13 +104,21 @@ class Functions(Base):
 
     def _selected(
         self,
-        select: Callable[[Callable[[Tree], bool], Iterator[Tree]], Iterator[Tree]],
+        select: Callable[[Callable[[tuple[Tree, np.ndarray]], bool], Iterator[Tree]], Iterator[Tree]],
         method: str,
         predicate: Callable[..., Tree],
     ) -> Self:
-        chosen = functools.partial(holds, method, predicate)
-        make = replayed(lambda reading: select(chosen, self._make(reading)))
-        return self._derived(make, UNKNOWN_CARDINALITY, batch_size=self._batch_size)
+        function = self._functions(f"`predicate` of `Dataset.{method}`", predicate, with_element=True)
+        ahead = not self._unsure
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Tree]:
+            pairs = mapped(function, reading, self._make(reading), 0, None, True, ahead)
+            chosen = select(lambda pair: as_bool(np.asarray(pair[1])), pairs)
+            return map(operator.itemgetter(0), chosen)
+
+        nodes = [] if function.node is None else [function.node]
+        return self._derived(make, UNKNOWN_CARDINALITY, batch_size=self._batch_size, nodes=nodes)
 
     def scan(
         self, initial_state: Tree, scan_func: Callable[[Tree, Tree], tuple[Tree, Tree]], name: str | None = None
@@ -132,6 +138,7 @@ class Functions(Base):
         [0, 1, 3, 6]
         """
         first = as_tensors(initial_state)
+        function = self._functions("`scan_func` of `Dataset.scan`", scan_func)
 
         @replayed
         def make(reading: Reading) -> Iterator[Tree]:
@@ -139,7 +146,7 @@ class Functions(Base):
 
             def step(element: Tree) -> Tree:
                 nonlocal state
-                found = call_on_element("`scan_func` of `Dataset.scan`", scan_func, (state, element))
+                found = function.called((state, element))
                 if not isinstance(found, tuple | list) or len(found) != 2:
                     raise TypeError(
                         "`scan_func` should return a pair consisting of the new state and the output value, but it "
@@ -172,14 +179,14 @@ class Functions(Base):
         return self._interleaved("interleave", map_func, cycle, block)
 
     def _interleaved(self, method: str, map_func: Callable[..., Base], cycle: int, block: int) -> Self:
-        role = f"`map_func` of `Dataset.{method}`"
+        function = self._functions(f"`map_func` of `Dataset.{method}`", map_func)
 
         @skipped
         def make(reading: Reading) -> Iterator[Tree]:
             def opened(element: Tree) -> Iterator[Tree]:
                 # Where the inputs were divided among workers already, all files of this dataset belong to this worker.
                 part = reading.child((1, 0) if self._files else reading.share)
-                dataset: Base = returned_dataset("map_func", call_on_element(role, map_func, made(element)))
+                dataset: Base = returned_dataset("map_func", function.called(made(element)))
                 return dataset._make(part)
 
             inputs = reading.guarded(map(opened, self._make(reading)))
@@ -274,14 +281,14 @@ def _check_state(first: Tree, state: Tree) -> None:
         )
 
 
-def _result_spec(call: Callable[[Tree], Tree], spec: Tree, make: Maker) -> Tree:
-    """Returns the spec of `call`'s results, from calls on zeros and on ones.
+def _result_spec(function: ElementFunction, spec: Tree, make: Maker) -> Tree:
+    """Returns the spec of a function's results, from those for zeros and for ones.
 
     A dimension is unknown if it changes with that or with one that is unknown.
     """
     unknown = any(isinstance(s, DatasetSpec) or not s.shape.is_fully_defined() for s in jax.tree.leaves(spec))
     try:
-        return common_spec(*[host_spec(call(_filled(spec, *how))) for how in ((2, 0), (3 if unknown else 2, 1))])
+        return common_spec(*[function.spec_of(_filled(spec, *how)) for how in ((2, 0), (3 if unknown else 2, 1))])
     except Exception:  # the function was not meant for such elements: see what it returns for the first one
         return first_spec(make)
 

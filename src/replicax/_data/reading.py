@@ -162,6 +162,18 @@ class Reading:
             node.readings = max(node.readings, self.begin(node)[1] + 1)
         return _Numbers(np.random.PCG64([seed, number, *self._parts] if node.reshuffle else [seed, 0]))
 
+    def words(self, node: FunctionSeeds, seed: Sequence[int] | None) -> np.ndarray:
+        """Returns two random words for this part of the reading, by a seed or, for None, by that of the node.
+
+        A function that draws with seeds draws the same numbers in each reading, and other ones in each pass of a
+        `repeat`.
+        """
+        own, number = self.begin(node)
+        if not self.probing:
+            node.readings = max(node.readings, number + 1)
+        given = [own, number] if node.by_chance else [own]
+        return np.random.SeedSequence([*(given if seed is None else seed), *self._parts]).generate_state(2)
+
     def now(self, node: StatefulNode) -> State:
         """Returns the state of `node` as this part of the reading sees it now."""
         state = self.begin(node)
@@ -246,13 +258,16 @@ class Seeds(StatefulNode):
     """
 
     def __init__(self, seed: int | None, reshuffle: bool = True):
-        seed = _default_seed() if seed is None else seed
+        seed = self._default() if seed is None else seed
         self._seed = None if seed is None else int(seed) % 2**64
         self.readings, self.reshuffle = 0, reshuffle
         self.by_chance = seed is None
         self.inner = bool(advancing.locks)  # whether a function of a dataset makes it
         self.first = self.state()
         living_seeds.add(self)
+
+    def _default(self) -> int | None:
+        return _default_seed()
 
     def state(self) -> State:
         return [self._seed, self.readings]
@@ -266,6 +281,13 @@ class Seeds(StatefulNode):
     def draw(self, entropy: np.random.SeedSequence) -> None:
         if self._seed is None:
             self._seed = int(entropy.generate_state(1, np.uint64)[0])
+
+
+class FunctionSeeds(Seeds):
+    """The seed of what a function of elements draws without a seed of its own; None leaves it to chance."""
+
+    def _default(self) -> None:
+        return None
 
 
 class CachedElements(StatefulNode):

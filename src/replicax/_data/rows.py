@@ -12,6 +12,7 @@ import numpy as np
 
 from replicax._base.host_memory import Pool
 from replicax._base.types import Tree
+from replicax._data.blocks import RowElements
 from replicax._data.elements import flatten, regroup
 from replicax._data.reading import Reading, hands_on
 from replicax._data.skipping import Skip, applied_to_each, deferred
@@ -34,7 +35,10 @@ class Rows(NamedTuple):
     @hands_on
     def elements(self, reading: Reading, start: int = 0, /) -> Iterator[Tree]:
         """Returns an iterator over the rows."""
-        chunks = (numbers.tolist() for numbers in skip_rows(self.order(reading), start))
+        numbers = skip_rows(self.order(reading), start)
+        if reading.skip is None:
+            return RowElements(self.fetch, numbers)
+        chunks = (chunk.tolist() for chunk in numbers)
         return applied_to_each(reading.skip, self.fetch, itertools.chain.from_iterable(chunks))
 
 

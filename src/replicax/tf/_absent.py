@@ -130,7 +130,7 @@ DIFFERS: dict[str, str] = {
     "compat.v1.Session": "can be made and closed; `run` raises an error, since there are no graphs",
     "DType": "numpy's dtypes with TensorFlow's attributes; they print as in numpy",
     "TensorArray": "all tensors have one shape; a function in which one grows in a compiled loop runs on the host",
-    "Tensor": "`jax.Array`; operands of different dtypes are promoted, where TensorFlow raises an error",
+    "Tensor": "JAX's arrays, NumPy's in datasets; different dtypes are promoted, where TensorFlow raises an error",
     "boolean_mask": "only outside of compiled code, since its shapes are static",
     "control_dependencies": "no effect: operations run in the program's order",
     "custom_gradient": "does not return gradients of variables: pass their values as arguments",

@@ -8,7 +8,6 @@ from types import EllipsisType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -17,6 +16,7 @@ from replicax._base.specs import TensorShape, as_dtype
 from replicax._control_flow import traced_block
 from replicax._tracing import autograph_switch, frames
 from replicax.tf import _operations
+from replicax.tf._host import jnp, lax
 from replicax.tf._ops import (
     as_array,
     as_axis,
@@ -334,6 +334,8 @@ def pad(
     if mode.upper() not in modes:
         raise ValueError(f"mode must be one of {sorted(modes)}, got {mode!r}.")
     array = convert_to_tensor(tensor)
+    if [len(pair) for pair in widths] != [2] * array.ndim:
+        raise InvalidArgumentError(f"paddings must be [{array.ndim}, 2] for a tensor of shape {array.shape}: {widths}")
     modes["CONSTANT"]["constant_values"] = beside(constant_values, array)
     most = {"REFLECT": 1, "SYMMETRIC": 0}.get(mode.upper())
     if most is not None and any(builtins.max(pair) > n - most for pair, n in zip(widths, array.shape)):
@@ -377,14 +379,14 @@ def slice(
         begins: Any = list(begin)
         if -1 in sizes:
             known(begins[sizes.index(-1)], "The begin of a slice of size -1", "Give the size.")
-        return jax.lax.dynamic_slice(tensor, begins, sizes)
+        return lax.dynamic_slice(tensor, begins, sizes)
     begins = as_shape(begin)
     ends = [n if length < 0 else b + length for b, length, n in zip(begins, sizes, tensor.shape)]
     if any(b < 0 or e > n for b, e, n in zip(begins, ends, tensor.shape)):
         raise InvalidArgumentError(
             f"A slice from {list(begins)} of size {list(sizes)} does not fit into {tuple(tensor.shape)}."
         )
-    return jax.lax.slice(tensor, begins, ends)
+    return lax.slice(tensor, begins, ends)
 
 
 def strided_slice(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
@@ -14,6 +13,7 @@ from replicax._base.messages import shown
 from replicax._base.specs import TensorSpec, as_dtype
 from replicax._base.types import Tree
 from replicax._tracing import frames
+from replicax.tf._host import jnp
 from replicax.tf._ops import convert_to_tensor, known
 from replicax.tf._types import DTypeLike, TensorLike
 

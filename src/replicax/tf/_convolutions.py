@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from replicax.tf._host import jnp, lax, on_jax
 from replicax.tf._operations import operations
 from replicax.tf._ops import as_shape, convert_to_tensor
 from replicax.tf._types import ShapeLike, TensorLike
@@ -189,6 +188,7 @@ def separable_conv2d(
     return conv2d(x, pointwise_filter, 1, "VALID", data_format or "NHWC")
 
 
+@on_jax
 def _transposed(
     x: jax.Array,
     filters: TensorLike,
@@ -261,7 +261,7 @@ def _max(
 ) -> jax.Array:
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     least = np.asarray(-np.inf if floating else jnp.iinfo(x.dtype).min, x.dtype)
-    return lax.reduce_window(x, least, lax.max, window, strides, padding, window_dilation=dilations)
+    return lax.reduce_window(x, least, jax.lax.max, window, strides, padding, window_dilation=dilations)
 
 
 def _mean(
@@ -270,7 +270,7 @@ def _mean(
     """Averages over windows; pixels of the padding do not count."""
     zero = np.zeros((), x.dtype)
     total, count = (
-        lax.reduce_window(y, zero, lax.add, window, strides, padding, window_dilation=dilations)
+        lax.reduce_window(y, zero, jax.lax.add, window, strides, padding, window_dilation=dilations)
         for y in (x, jnp.ones_like(x))
     )
     return total / count

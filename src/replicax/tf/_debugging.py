@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from replicax._base import jax_internals
@@ -22,6 +21,7 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
 from replicax._tracing import step_failures
 from replicax._values import PerReplica
+from replicax.tf._host import jnp
 from replicax.tf._ops import convert_to_tensor, is_tensor, known, pair
 from replicax.tf._types import DTypeLike, TensorLike
 

@@ -14,6 +14,7 @@ import numpy as np
 from replicax._base.specs import as_dtype
 from replicax._variables.variable import Variable
 from replicax.tf import _random_keys as keys
+from replicax.tf._host import as_jax, settled
 from replicax.tf._ops import as_new_shape, convert_to_tensor, of_dtype
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
 
@@ -35,11 +36,11 @@ def drawn(
 
 
 def of_op(op: str, dtype: DTypeLike | None, seed: SupportsInt | None) -> Draw:
-    return lambda sample, *arguments: drawn(sample, keys.of_op(op, dtype, seed), *arguments)
+    return lambda sample, *arguments: settled(drawn(sample, keys.of_op(op, dtype, seed), *map(as_jax, arguments)))
 
 
 def of_seed(seed: TensorLike) -> Draw:
-    return lambda sample, *arguments: drawn(sample, words(seed), *arguments)
+    return lambda sample, *arguments: settled(drawn(sample, words(seed), *map(as_jax, arguments)))
 
 
 def _flat(draw: Draw, key: jax.Array, shape: tuple[int, ...], *parameters: object) -> jax.Array:

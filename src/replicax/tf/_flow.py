@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from replicax._base import devices, errors, specs
@@ -24,6 +23,7 @@ from replicax._tracing import autograph_switch, dataset_reads, frames
 from replicax._values import PerReplica
 from replicax._variables import creators
 from replicax.tf import _config
+from replicax.tf._host import jnp, lax
 from replicax.tf._ops import convert_to_tensor
 from replicax.tf._types import TensorLike
 
@@ -250,7 +250,7 @@ foldr = _fold(True, "Runs `a = fn(a, row)` for each row from last to first, and 
 
 def stop_gradient(input: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the tensor as a constant for differentiation."""
-    return jax.lax.stop_gradient(convert_to_tensor(input))
+    return lax.stop_gradient(convert_to_tensor(input))
 
 
 def custom_gradient(f: Callable[..., builtins.tuple[Tree, Callable[..., Tree]]]) -> Callable[..., Tree]:
@@ -307,7 +307,7 @@ def grad_pass_through(f: Callable[[jax.Array], TensorLike]) -> Callable[[TensorL
 
     def call(x: TensorLike) -> jax.Array:
         x = convert_to_tensor(x)
-        return x + jax.lax.stop_gradient(convert_to_tensor(f(x)) - x)
+        return x + lax.stop_gradient(convert_to_tensor(f(x)) - x)
 
     return call
 

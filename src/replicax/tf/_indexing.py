@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
 from replicax._data.elements import as_strings
+from replicax.tf._host import jnp, lax
 from replicax.tf._math import clip_by_norm
 from replicax.tf._operations import operations
 from replicax.tf._ops import (
@@ -209,7 +209,7 @@ def _arg_extreme(
             np.bool_,
         ):  # `jnp.argmax` accepts these only if `jax_enable_x64` is on
             best = extreme(tensor.astype(np.int64) if tensor.dtype == np.bool_ else tensor, axis=place, keepdims=True)
-            tensor, first = ((tensor == best) | (tensor != tensor)).astype(np.int32), jax.lax.argmax
+            tensor, first = ((tensor == best) | (tensor != tensor)).astype(np.int32), lax.argmax
         else:
             first = compute
         return first(tensor, place, np.int32).astype(as_dtype(output_type))
@@ -218,10 +218,8 @@ def _arg_extreme(
     return op
 
 
-argmax = _arg_extreme(jax.lax.argmax, largest, "Returns the index of the largest element along `axis` (0 by default).")
-argmin = _arg_extreme(
-    jax.lax.argmin, smallest, "Returns the index of the smallest element along `axis` (0 by default)."
-)
+argmax = _arg_extreme(lax.argmax, largest, "Returns the index of the largest element along `axis` (0 by default).")
+argmin = _arg_extreme(lax.argmin, smallest, "Returns the index of the smallest element along `axis` (0 by default).")
 
 
 def _uniques(x: TensorLike, out_idx: DTypeLike) -> tuple[Any, jax.Array, jax.Array]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
 from replicax.tf._dressing import magnitude
+from replicax.tf._host import jnp, lax
 from replicax.tf._operations import fitting, of_matmul, operations
 from replicax.tf._ops import as_axis, convert_to_tensor, known, pair
 from replicax.tf._types import DTypeLike, TensorLike

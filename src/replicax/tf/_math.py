@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike
 
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import as_dtype
 from replicax.tf._dressing import magnitude
+from replicax.tf._host import jnp, lax
 from replicax.tf._operations import fitting, of_broadcast, operations
 from replicax.tf._ops import (
     as_axis,

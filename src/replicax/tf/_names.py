@@ -10,11 +10,9 @@ import types
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
-
 import replicax
 from replicax._base import specs
-from replicax.tf import _absent, _dtypes
+from replicax.tf import _absent, _dtypes, _host
 
 
 class _At(NamedTuple):
@@ -111,7 +109,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_from("_debugging", "Assert assert_rank"),
             **_from("_debugging", "assert_equal assert_greater assert_less", "COMPARISONS"),
             "DType": _dtypes.DType,
-            "Tensor": jax.Array,
+            "Tensor": _host.Tensor,
             "TensorShape": specs.TensorShape,
             "as_dtype": _dtypes.as_dtype,
             **_from("_callbacks", "numpy_function py_function"),
@@ -219,17 +217,17 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
     "data": (
         "Datasets.",
         {
-            **_from("replicax.data", f"{_SIZES} Dataset DatasetSpec NumpyIterator Options"),
+            **_from("replicax.data", f"{_SIZES} DatasetSpec NumpyIterator Options"),
             "Iterator": _At("replicax.data", "DatasetIterator"),
-            **_from("replicax._data.files", "FixedLengthRecordDataset TFRecordDataset TextLineDataset"),
+            **_from("_datasets", "Dataset FixedLengthRecordDataset TFRecordDataset TextLineDataset"),
         },
     ),
     "data.experimental": (
         "Options of datasets.",
         {
             **_from("replicax.data", f"{_SIZES} DistributeOptions"),
-            **_from("replicax._data.dataset", "from_variant to_variant"),
-            "Counter": _At("replicax._data.dataset", "counter"),
+            **_from("replicax._data.dataset", "to_variant"),
+            **_from("_datasets", "Counter from_variant"),
             **_from("replicax._base.types", "AutoShardPolicy"),
         },
     ),

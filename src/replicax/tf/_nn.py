@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import SupportsFloat, SupportsInt
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._tracing import context
 from replicax.tf import _random
+from replicax.tf._host import jnp, lax
 from replicax.tf._operations import operations
 from replicax.tf._ops import as_axis, as_shape, convert_to_tensor, namespace_of, pair
 from replicax.tf._types import TensorLike
@@ -310,7 +309,7 @@ def local_response_normalization(
     x = convert_to_tensor(input)
     window = (1, 1, 1, 2 * depth_radius + 1)
     padding = [(0, 0)] * 3 + [(depth_radius, depth_radius)]
-    squares = lax.reduce_window(x * x, np.zeros((), x.dtype), lax.add, window, (1, 1, 1, 1), padding)
+    squares = lax.reduce_window(x * x, np.zeros((), x.dtype), jax.lax.add, window, (1, 1, 1, 1), padding)
     return x / (bias + alpha * squares) ** beta
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from replicax._base import array_conversion, errors, jax_internals
@@ -28,12 +27,16 @@ from replicax._tracing import frames
 from replicax._values import DistributedValues, PerReplica
 from replicax._values import errors as _errors
 from replicax._variables.variable import Variable
+from replicax.tf import _host
+from replicax.tf._host import HostTensor, jnp, lax
 from replicax.tf._operations import fitting, of_broadcast, value_of
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+# The classes of tensors of numbers.
+TENSORS: Any = (jax.Array, HostTensor)
 _NUMBERS = (bool, int, float, complex)
 
 
@@ -50,7 +53,7 @@ def convert_to_tensor(
         raise _errors.not_a_tensor(value)
     if hasattr(value, "__jax_array__") and not isinstance(value, jax.Array):  # Keras's variables too
         value = value.__jax_array__()
-    if isinstance(value, jax.Array):
+    if isinstance(value, TENSORS):
         if dtype is not None and value.dtype != as_dtype(dtype):
             raise ValueError(
                 f"Tensor conversion requested dtype {np.dtype(as_dtype(dtype)).name} for Tensor with dtype "
@@ -91,6 +94,9 @@ _constants: dict[int, tuple[weakref.ref[jax.Array], np.ndarray]] = {}
 
 def as_array(array: np.ndarray) -> jax.Array:
     """Returns a numpy array as a tensor of the same dtype."""
+    if _host.is_on():
+        hosted: Any = _host.hosted(array)
+        return hosted
     tensor = array_conversion.as_array(array)
     if isinstance(tensor, jax.core.Tracer) and array.size <= 64:
         key = id(tensor)
@@ -127,7 +133,7 @@ def constant(
     value: TensorLike, dtype: DTypeLike | None = None, shape: ShapeLike | None = None, name: str = "Const"
 ) -> jax.Array:
     """Returns a tensor of these values; with `shape` in this shape, a single value repeated to fill it."""
-    if isinstance(value, jax.Array):
+    if isinstance(value, TENSORS):
         tensor = value if dtype is None else value.astype(as_dtype(dtype))
     else:
         tensor = convert_to_tensor(value, dtype)
@@ -145,7 +151,7 @@ def identity(input: TensorLike, name: str | None = None) -> jax.Array:
 
 def is_tensor(x: object) -> TypeGuard[jax.Array | Variable]:
     """Returns whether `x` is a tensor or a variable."""
-    return isinstance(x, (jax.Array, Variable))
+    return isinstance(x, (*TENSORS, Variable))
 
 
 # Shapes and axes.
@@ -341,7 +347,7 @@ def pair(x: TensorLike, y: TensorLike) -> tuple[Any, Any]:
 
 def of_dtype(value: TensorLike, dtype: DTypeLike) -> jax.Array:
     """Converts a number or tensor to a dtype. (`jnp.asarray` would convert a Python number to 32 bits first.)"""
-    return value.astype(dtype) if isinstance(value, jax.Array) else as_array(np.asarray(value).astype(dtype))
+    return value.astype(dtype) if isinstance(value, TENSORS) else as_array(np.asarray(value).astype(dtype))
 
 
 def beside(value: TensorLike, other: TensorLike) -> Any:
@@ -421,7 +427,7 @@ def _extreme(compute: Callable[..., jax.Array]) -> Callable[[jax.Array, TensorLi
     return reduce
 
 
-largest, smallest = _extreme(jax.lax.reduce_max), _extreme(jax.lax.reduce_min)
+largest, smallest = _extreme(lax.reduce_max), _extreme(lax.reduce_min)
 
 
 def namespace_of(table: dict[str, Any], target: dict[str, Any]) -> None:

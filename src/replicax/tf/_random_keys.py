@@ -8,11 +8,13 @@ of the same code therefore draw the same numbers. `tf.random.set_seed` resets al
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import functools
 import threading
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, SupportsInt, TypeAlias
 
 import jax
@@ -59,7 +61,8 @@ def of_op(op: str, dtype: DTypeLike | None, seed: SupportsInt | None) -> jax.Arr
     """
     tag: _Tag = () if seed is None else (op, dtype, int(seed))
     running = modes.running()
-    if advancing.locks and frames.notes_changes and _saved.drawn_by_input is None:
+    of_element = running is not None and isinstance(running.code.random_numbers, OfElements)
+    if advancing.locks and not of_element and frames.notes_changes and _saved.drawn_by_input is None:
         _saved.drawn_by_input = tracebacks.origin()
     if isinstance(frames.frame(), frames.TraceFrame) and not jax_internals.is_eager(frames.untaped_trace()):
         state = _of_function(running).state(tag, 0 if running is None or not tag else running.number(tag))
@@ -210,6 +213,41 @@ class _OfFunction:
     def _write(self, state: ResourceVariable, value: np.ndarray) -> None:
         with jax_internals.untraced():
             frames.GlobalFrame().write(state, [array_conversion.as_array(value)])
+
+
+class OfElements(_OfFunction):
+    """The counters of a function of a dataset's elements, which begin anew for each element.
+
+    The numbers of an element follow from the function's seed, from the number of the element, and from the pass: they
+    are the same in whatever order or thread the elements are made, and one by one as well as in blocks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._element = threading.local()
+
+    @contextlib.contextmanager
+    def drawn_for(self, number: int, words: Callable[[_Tag], np.ndarray]) -> Iterator[None]:
+        """Returns a context in which the function runs in Python for element `number`."""
+        self._element.number, self._element.words, self._element.counts = number, words, collections.Counter()
+        try:
+            yield
+        finally:
+            del self._element.words
+
+    def take(self, tag: _Tag, replica: int) -> tuple[list[int], int]:
+        words, counts = self._element.words(tag), self._element.counts
+        counts[tag] += 1
+        return [int(words[0]) + self._element.number, int(words[1])], counts[tag] - 1
+
+    def tag_of(self, variable: object) -> tuple[_Tag, int] | None:
+        """Returns the calls whose counter a variable is: their tag, and which call of that tag; None for others."""
+        return next((key for key, state in self._states.items() if state is variable), None)
+
+
+def start_of(tag: _Tag) -> list[int]:
+    """Returns the words with which the calls of an op with a seed begin in a dataset's function."""
+    return _start(tag, 0, 0)
 
 
 _eager = _Eager(stream=0)

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
+from replicax.tf._host import jnp, lax
 from replicax.tf._operations import operations
 from replicax.tf._ops import as_int, check_range, convert_to_tensor, known
 from replicax.tf._types import DTypeLike, TensorLike

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, TextIO, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from replicax._base import nest
@@ -24,6 +23,7 @@ from replicax._data.elements import as_strings
 from replicax._data.ragged import RaggedTensor
 from replicax._tracing import frames, step_failures
 from replicax._variables.variable import Variable
+from replicax.tf._host import jnp
 from replicax.tf._ops import as_array, as_axis, convert_to_tensor, known
 from replicax.tf._types import DTypeLike, TensorLike
 

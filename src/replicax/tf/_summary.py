@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from replicax._base import doc_pages, jax_internals
 from replicax._tracing import context, step_failures
 from replicax._variables import creators
 from replicax._variables.variable import Variable
+from replicax.tf._host import jnp
 from replicax.tf._ops import convert_to_tensor
 from replicax.tf._types import TensorLike
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError, OutOfRangeError
 from replicax._base.specs import TensorShape, as_dtype
 from replicax._tracing import frames
+from replicax.tf._host import jnp
 from replicax.tf._ops import as_int, convert_to_tensor, is_known, known
 from replicax.tf._types import DTypeLike, TensorLike
 

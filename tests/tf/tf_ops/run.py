@@ -93,12 +93,12 @@ def evaluate(how, expression, inputs):
     return value, gradients
 
 
-def eager(how, expression):
+def eager(how, expression, inputs=INPUTS):
     if how != "raises":
-        value, gradients = evaluate(how, expression, INPUTS)
+        value, gradients = evaluate(how, expression, inputs)
         return {"value": plain(value), "gradients": plain(gradients)}
     try:
-        eval(expression, {**INPUTS, "tf": tf, "np": np})
+        eval(expression, {**inputs, "tf": tf, "np": np})
     except Exception as error:
         for kind in type(error).__mro__:
             if kind.__name__ == "InvalidArgumentError" or kind.__module__ == "builtins":
@@ -136,6 +136,24 @@ def compiled(cases, run):
             structures[expression],
         )
         results[expression] = {"value": plain(value), "gradients": plain(gradients)}
+    return results
+
+
+def in_python(cases):
+    """What all expressions give in a function of a dataset that runs in Python, where tensors are on the host."""
+    results = {}
+
+    def body(inputs):
+        inputs["x"].numpy()  # which compiled code cannot do
+        for how, expression in cases:
+            if how == "raises":
+                results[expression] = outcome(lambda: eager(how, expression, inputs))  # noqa: B023
+            else:
+                value = lambda: {"value": plain(eval(expression, {**inputs, "tf": tf, "np": np}))}  # noqa: B023, E731
+                results[expression] = outcome(value)
+        return 0
+
+    list(tf.data.Dataset.from_tensors(INPUTS).map(body))
     return results
 
 
@@ -177,6 +195,7 @@ def main():
             "eager": {expression: outcome(lambda: eager(how, expression)) for how, expression in at_once},  # noqa: B023
             "function": compiled(rest, lambda f, inputs: tf.function(f)(inputs)),
             "replicas": compiled(alike, in_replicas),
+            "python": in_python(table),
         }
     lines = [
         f"{json.dumps(part)}: {{\n"

@@ -1,0 +1,206 @@
+"""Iterators over elements of which several can be taken at once, as one block with a new first axis."""
+
+from __future__ import annotations
+
+import abc
+import collections
+import itertools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+
+from replicax._base.types import Tree
+from replicax._data.elements import Nested, Structure, flatten, joined, stack
+
+# What elements of one block have in common: their structure, and the shapes and dtypes of their arrays.
+Signature: TypeAlias = tuple[Structure, tuple[tuple[tuple[int, ...], np.dtype], ...]]
+
+
+class Blocks(Iterator[Tree]):
+    """An iterator over elements that also gives several of them as one block of rows."""
+
+    @abc.abstractmethod
+    def next_block(self, most: int) -> tuple[Tree, int | None]:
+        """Returns a block of the next elements, at least one and at most `most`, and their number.
+
+        An element that no block can hold comes by itself, with None. Raises StopIteration at the end.
+        """
+
+
+class RowElements(Blocks):
+    """The rows with the numbers that `numbers` gives in chunks, one by one or as blocks."""
+
+    def __init__(self, fetch: Callable[[int | np.ndarray], Tree], numbers: Iterator[np.ndarray]):
+        self._fetch, self._numbers = fetch, numbers
+        self._chunk = np.arange(0)
+        self._list: list[int] = []
+        self._at = 0
+
+    def __next__(self) -> Tree:
+        while self._at == len(self._list):
+            self._next_chunk()
+        self._at += 1
+        return self._fetch(self._list[self._at - 1])
+
+    def next_block(self, most: int) -> tuple[Tree, int | None]:
+        while self._at == len(self._list):
+            self._next_chunk()
+        numbers = self._chunk[self._at : self._at + most]
+        self._at += len(numbers)
+        return self._fetch(numbers), len(numbers)
+
+    def _next_chunk(self) -> None:
+        chunk = next(self._numbers)
+        self._chunk, self._list, self._at = chunk, chunk.tolist(), 0
+
+
+def signature(element: Tree) -> Signature | None:
+    """Returns the signature of an element; None where it has leaves that no block can hold, such as strings."""
+    leaves, structure = flatten(element)
+    if any(isinstance(leaf, Nested) or leaf.dtype.hasobject for leaf in leaves):
+        return None
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+class Chunk(NamedTuple):
+    """Consecutive elements of one signature.
+
+    Attributes:
+        first: the number of the first of them in the dataset.
+        rows: a block of them.
+        size: how many there are.
+        kind: their signature.
+    """
+
+    first: int
+    rows: Tree
+    size: int
+    kind: Signature
+
+
+class Chunks(Iterator[Chunk | tuple[int, Tree]]):
+    """The elements of an iterator in chunks. Those that no block can hold come one by one, with their numbers.
+
+    An exception in place of an element comes up after the chunk before it, and does not end the iterator.
+
+    Args:
+        elements: the elements.
+        first: the number of the first of them.
+        size: how many elements of a signature are to be in a chunk; 1 for those that are to come one by one.
+    """
+
+    def __init__(self, elements: Iterator[Tree], first: int, size: Callable[[Signature], int]):
+        self._elements, self._number, self._size = elements, first, size
+        self._most = 1  # how many are asked for: as many as the elements before have in a chunk
+        self._ahead: collections.deque[Tree] = collections.deque()  # elements that were taken but not used yet
+        self._failure: Exception | None = None
+
+    def __next__(self) -> Chunk | tuple[int, Tree]:
+        if self._most > 1 and isinstance(self._elements, Blocks) and not self._ahead:
+            elements, most = self._elements, self._most
+            block, count = self._taken(lambda: elements.next_block(most))
+            kind = None if count is None else signature(row(block, 0))
+            self._most = 1 if kind is None else self._size(kind)
+            if kind is not None and self._most > 1:
+                return self._numbered(block, count, kind)
+            self._ahead.extend([block] if count is None else rows(block))
+        head = self._ahead.popleft() if self._ahead else self._taken(self._elements.__next__)
+        kind = signature(head)
+        self._most = 1 if kind is None else self._size(kind)
+        if kind is None or self._most == 1:
+            self._number += 1
+            return self._number - 1, head
+        found = [head]
+        while len(found) < self._most and self._failure is None:
+            element = self._next_of(kind)
+            if element is None:
+                break
+            found.append(element)
+        return self._numbered(stack(found), len(found), kind)
+
+    def _numbered(self, block: Tree, count: int, kind: Signature) -> Chunk:
+        self._number += count
+        return Chunk(self._number - count, block, count, kind)
+
+    def _taken(self, take: Callable[[], Tree]) -> Tree:
+        """Returns what `take` gives; an exception counts as an element, and one that waits comes first."""
+        try:
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+            return take()
+        except StopIteration:
+            raise
+        except Exception:
+            self._number += 1
+            raise
+
+    def _next_of(self, kind: Signature) -> Tree | None:
+        """Returns the next element if it has this signature; else None, and what comes in its place comes later."""
+        try:
+            element = self._ahead.popleft() if self._ahead else next(self._elements)
+        except StopIteration:
+            return None
+        except Exception as error:
+            self._failure = error
+            return None
+        if signature(element) == kind:
+            return element
+        self._ahead.appendleft(element)
+        return None
+
+
+def length(block: Tree) -> int:
+    """Returns the number of rows of a block."""
+    return len(flatten(block)[0][0])
+
+
+def row(block: Tree, number: int) -> Tree:
+    """Returns one element of a block."""
+    return jax.tree.map(lambda a: a[number, ...], block)
+
+
+def rows(block: Tree) -> Iterator[Tree]:
+    """Returns the elements of a block."""
+    leaves, structure = flatten(block)
+    return (structure.unflatten([a[i, ...] for a in leaves]) for i in range(len(leaves[0])))
+
+
+def groups(elements: Blocks, size: int, drop_remainder: bool) -> Iterator[Tree]:
+    """Returns the elements as blocks of `size` rows; the last one may be smaller, or is dropped.
+
+    An exception in place of an element takes the elements of its block before it with it, and does not end the
+    iterator.
+    """
+    made = itertools.takewhile(
+        lambda group: group is not None, map(_group, itertools.repeat(elements), itertools.repeat(size))
+    )
+    return filter(lambda block: length(block) == size, made) if drop_remainder else made
+
+
+def _group(elements: Blocks, size: int) -> Tree | None:
+    parts: list[tuple[Tree, int | None]] = []
+    missing = size
+    while missing:
+        try:
+            part, count = elements.next_block(missing)
+        except StopIteration:
+            break
+        parts.append((part, count))
+        missing -= 1 if count is None else count
+    if not parts:
+        return None
+    if all(count is not None for _, count in parts):
+        blocks = [block for block, _ in parts]
+        if len({signature(row(block, 0)) for block in blocks}) == 1:
+            return joined(blocks)
+    each = ([part] if count is None else rows(part) for part, count in parts)
+    return stack(list(itertools.chain.from_iterable(each)))
+
+
+def padded(block: Tree, size: int) -> Tree:
+    """Returns a block of `size` rows, in which the last row is repeated."""
+    missing = size - length(block)
+    return block if not missing else jax.tree.map(lambda a: np.concatenate([a, *[a[-1:]] * missing]), block)

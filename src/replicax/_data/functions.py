@@ -1,0 +1,203 @@
+"""Functions of elements, as `Dataset.map` applies them: in Python for each element, or compiled for blocks of them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import jax
+
+from replicax._base.host_memory import Pool
+from replicax._base.types import Tree
+from replicax._data.blocks import Blocks, Chunk, Chunks, Signature, length, padded, row, signature
+from replicax._data.calls import call_on_element, on_host
+from replicax._data.elements import cut, joined
+from replicax._data.prefetch import ParallelMap
+from replicax._data.reading import Reading
+from replicax._data.skipping import Later, Skip, made
+from replicax._data.specs import host_spec
+
+
+class BlockProgram(Protocol):
+    """A compiled function of blocks of `size` elements of one signature."""
+
+    size: int
+
+    def __call__(self, block: Tree, first: int, draws: Any) -> Tree:
+        """Returns the results as a block.
+
+        Args:
+            block: `size` elements.
+            first: the number of the first of them in the dataset.
+            draws: what `ElementFunction.draws` gave.
+        """
+
+
+class ElementFunction:
+    """A user's function of elements, which runs in Python.
+
+    Args:
+        role: which function it is, for errors, see `calls.call_user`.
+        function: the function.
+        with_element: whether the result is a pair of the element and what the function returns.
+    """
+
+    node: Any = None  # the `StatefulNode`, part of the dataset's state that the function needs
+
+    def __init__(self, role: str, function: Callable[..., Tree], with_element: bool = False):
+        self.role, self.function, self.with_element = role, function, with_element
+        self._pool = Pool()
+
+    def called(self, element: Tree) -> Any:
+        """Returns what the function returns for an element, such as a dataset."""
+        return call_on_element(self.role, self.function, element, self._pool)
+
+    def __call__(self, element: Tree, number: int = 0, draws: Any = None) -> Tree:
+        """Returns the function of one element, on the host; `number` is the element's in the dataset."""
+        result = on_host(self.called(element))
+        return (element, result) if self.with_element else result
+
+    def draws(self, reading: Reading) -> Any:
+        """Returns what the calls of a reading need for their random numbers."""
+        return None
+
+    def program(self, kind: Signature) -> BlockProgram | None:
+        """Returns the function compiled for elements of this signature, None where it runs in Python."""
+        return None
+
+    def spec_of(self, element: Tree) -> Tree:
+        """Returns the spec of the function of an element."""
+        return host_spec(self(element))
+
+    def of_one(self, element: Tree, number: int, draws: Any) -> Tree:
+        """Returns the function of one element, bit for bit as within a block."""
+        kind = signature(element)
+        program = None if kind is None else self.program(kind)
+        if program is None:
+            return self(element, number, draws)
+        block = jax.tree.map(lambda a: a[None], element)
+        return row(program(padded(block, program.size), number, draws), 0)
+
+
+def mapped(
+    function: ElementFunction,
+    reading: Reading,
+    elements: Iterator[Tree],
+    start: int,
+    threads: int | None,
+    in_order: bool,
+    ahead: bool,
+) -> Iterator[Tree]:
+    """Returns the function of each element.
+
+    Args:
+        function: the function.
+        reading: that of the dataset.
+        elements: the elements.
+        start: the number of the first of them.
+        threads: in how many threads the function is called; None for calls in turn.
+        in_order: whether the results come in the order of the elements.
+        ahead: whether elements may be taken before their results are asked for.
+    """
+    if reading.probing:
+        return map(function, elements)
+    draws = function.draws(reading)
+    if reading.skip is not None and reading.skip.on:
+        return _deferred(function, reading.skip, draws, elements, start, threads, in_order, ahead)
+    return MappedElements(function, draws, elements, start, threads, in_order, ahead)
+
+
+def _deferred(
+    function: ElementFunction,
+    skip: Skip,
+    draws: Any,
+    elements: Iterator[Tree],
+    start: int,
+    threads: int | None,
+    in_order: bool,
+    ahead: bool,
+) -> Iterator[Tree]:
+    """Returns a `Later` for each element while elements are skipped, and the function of those after them."""
+    count = start
+    ended = False
+
+    def of_later(element: Tree, number: int) -> Tree:
+        return function.of_one(made(element), number, draws)
+
+    def later() -> Iterator[Tree]:
+        nonlocal count, ended
+        while skip.on:
+            try:
+                element = next(elements)
+            except StopIteration:
+                ended = True
+                return
+            finally:
+                count += 1  # an exception in place of an element counts as one
+            yield Later(of_later, element, count - 1)
+
+    def parts() -> Iterator[Iterator[Tree]]:
+        while skip.on and not ended:
+            yield later()  # one more after each exception
+        if not ended:
+            yield MappedElements(function, draws, map(made, elements), count, threads, in_order, ahead)
+
+    return itertools.chain.from_iterable(parts())
+
+
+class MappedElements(Blocks):
+    """The function of each element. Where it is compiled, blocks of elements are computed at once.
+
+    The arguments are those of `mapped`.
+    """
+
+    def __init__(
+        self,
+        function: ElementFunction,
+        draws: Any,
+        elements: Iterator[Tree],
+        start: int,
+        threads: int | None,
+        in_order: bool,
+        ahead: bool,
+    ):
+        self._block: Tree = None  # results that were computed and not taken yet
+        self._at = self._count = 0
+
+        def size(kind: Signature) -> int:
+            program = function.program(kind) if ahead else None
+            return 1 if program is None else program.size
+
+        computed = functools.partial(_computed, function, draws)
+        chunks = Chunks(elements, start, size)
+        self._results = map(computed, chunks) if threads is None else ParallelMap(computed, chunks, threads, in_order)
+
+    def __next__(self) -> Tree:
+        found, count = self.next_block(1)
+        return found if count is None else row(found, 0)
+
+    def next_block(self, most: int) -> tuple[Tree, int | None]:
+        if self._at == self._count:
+            found, count = next(self._results)
+            if count is None:
+                return found, None
+            self._block, self._at, self._count = found, 0, count
+        begin, self._at = self._at, min(self._at + most, self._count)
+        return cut(self._block, begin, self._at), self._at - begin
+
+
+def _computed(function: ElementFunction, draws: Any, chunk: Chunk | tuple[int, Tree]) -> tuple[Tree, int | None]:
+    """Returns the function of a chunk as a block and the number of its rows; None for a single element."""
+    if not isinstance(chunk, Chunk):
+        number, element = chunk
+        return function.of_one(element, number, draws), None
+    program = function.program(chunk.kind)
+    assert program is not None
+    blocks = []
+    for begin in range(0, chunk.size, program.size):
+        part = cut(chunk.rows, begin, begin + program.size)
+        results = program(padded(part, program.size), chunk.first + begin, draws)
+        blocks.append(cut(results, 0, length(part)))
+    return joined(blocks), chunk.size

@@ -1,0 +1,369 @@
+"""Tensors on the host: what functions of datasets compute with when they run in Python.
+
+Such a function runs once for each element, often on arrays of another size each time: JAX would compile each operation
+for each size. So its tensors are NumPy arrays with the methods of tensors, and `jnp` and `lax`, which the modules of
+`replicax.tf` import from here, compute with NumPy where no argument is an array of JAX. The results have the dtypes
+that JAX gives: where no operand has 64 bits, they have none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax._base import array_conversion, array_text
+from replicax._base.errors import InvalidOperandError
+from replicax._base.specs import TensorShape
+from replicax._base.types import Tree
+from replicax._data.elements import Nested, Strings, as_strings
+from replicax.tf import _operations
+
+
+class _Mode(threading.local):
+    on = False
+
+
+_mode = _Mode()
+
+
+def is_on() -> bool:
+    """Returns whether new tensors are made on the host."""
+    return _mode.on
+
+
+@contextlib.contextmanager
+def computing(on: bool = True) -> Iterator[None]:
+    """Returns a context in which new tensors are made on the host."""
+    before, _mode.on = _mode.on, on
+    try:
+        with np.errstate(all="ignore"):  # as in XLA, 1 / 0 is infinity without a word
+            yield
+    finally:
+        _mode.on = before
+
+
+class HostTensor(np.ndarray):
+    """A NumPy array with the methods of a tensor."""
+
+    __array_priority__ = 100
+    _is_tensor = True  # for `array_conversion.holds_arrays`
+
+    def numpy(self) -> np.ndarray | np.generic:
+        """Returns the array as a plain numpy array, a scalar as a numpy scalar."""
+        return self.view(np.ndarray)[()]
+
+    @property  # type: ignore[misc]
+    def shape(self) -> TensorShape:  # type: ignore[override, misc]
+        """The shape."""
+        return tuple.__new__(TensorShape, self.view(np.ndarray).shape)
+
+    def get_shape(self) -> TensorShape:
+        """Returns the shape."""
+        return self.shape
+
+    def set_shape(self, shape: Iterable[int | None] | int | None) -> None:
+        """Does nothing, since the shape is known; raises `ValueError` if it is another one."""
+        if not TensorShape(shape).is_compatible_with(self.shape):
+            raise ValueError(f"Tensor's shape {self.shape} is not compatible with supplied shape {shape}.")
+
+    @property
+    def at(self) -> Any:
+        """JAX's way to update elements, of a JAX array with this value."""
+        return as_jax(self).at
+
+    def ref(self) -> Any:
+        """Returns a hashable reference to the tensor."""
+        from replicax._variables.variable import Variable
+
+        return Variable.ref(self)  # type: ignore[arg-type]
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        try:
+            return _computed(getattr(ufunc, method), inputs, kwargs)
+        except _OfJax:
+            return getattr(jax.numpy, ufunc.__name__)(*map(as_jax, inputs))
+        except ValueError as error:
+            of = _operations.of_matmul if ufunc is np.matmul else _operations.of_broadcast
+            raise InvalidOperandError(of(*inputs) or str(error)) from error
+
+    def __getitem__(self, key: Any) -> Any:
+        return hosted(self.view(np.ndarray)[_index(key)])
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(hosted, self.view(np.ndarray))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError("'tf.Tensor' object does not support item assignment")
+
+    def __eq__(self, other: object) -> Any:
+        return _compared(np.equal, self, other, False)
+
+    def __ne__(self, other: object) -> Any:
+        return _compared(np.not_equal, self, other, True)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        return array_text.tensor_str(self)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return array_text.tensor_repr(self)  # type: ignore[arg-type]
+
+    def __reduce__(self) -> Any:
+        return self.view(np.ndarray).__reduce__()
+
+
+def _rebinding(operate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda self, other: operate(self, other)
+
+
+# In-place operators make new tensors: the memory may be that of the dataset's source.
+for _name in [
+    "add",
+    "sub",
+    "mul",
+    "matmul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "and_",
+    "or_",
+    "xor",
+    "lshift",
+    "rshift",
+]:
+    setattr(HostTensor, f"__i{_name.strip('_')}__", _rebinding(getattr(operator, _name)))
+
+
+def _compared(compare: np.ufunc, one: HostTensor, other: Any, otherwise: bool) -> Any:
+    if other is None:
+        return otherwise
+    try:
+        return compare(one, other)
+    except InvalidOperandError:  # shapes that cannot be broadcast
+        return hosted(np.asarray(otherwise))
+
+
+def _index(key: Any) -> Any:
+    """Returns an index for NumPy: arrays of JAX and variables become NumPy's, a list of numbers a tuple."""
+    if isinstance(key, tuple):
+        return tuple(map(_index, key))
+    if isinstance(key, HostTensor):
+        return key.view(np.ndarray)
+    if isinstance(key, slice) or key is None or key is Ellipsis or isinstance(key, (int, np.ndarray)):
+        return key
+    return np.asarray(key)
+
+
+def hosted(array: Any) -> Any:
+    """Returns a NumPy array or scalar as a tensor on the host."""
+    array = np.asarray(array)
+    return as_strings(array) if array.dtype.hasobject else array.view(HostTensor)
+
+
+def as_hosted(value: Tree) -> Tree:
+    """Returns the leaves of an element as tensors on the host."""
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, Nested) else hosted(leaf), value)
+
+
+def settled(value: Any) -> Any:
+    """Returns a JAX array as a tensor on the host, where tensors are made there."""
+    return hosted(np.asarray(value)) if _mode.on and type(value) is not np.ndarray and _is_concrete(value) else value
+
+
+def _is_concrete(value: Any) -> bool:
+    return isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+
+
+class _TensorType(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, (jax.Array, HostTensor, Strings))
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, (jax.Array, HostTensor, Strings))
+
+
+class Tensor(metaclass=_TensorType):
+    """The class of which all tensors are instances: arrays of JAX, and those of functions of datasets."""
+
+
+# NumPy in place of JAX
+
+
+_NARROW = {np.dtype(wide): np.dtype(narrow) for wide, narrow in zip("dlLD", "fiIF")}
+
+
+class _OfJax(Exception):
+    """An argument is an array of JAX, or may turn into one."""
+
+
+# Types of arguments that NumPy takes as they are, and that have no 64-bit dtype of their own.
+_PLAIN = {bool, int, float, complex, str, type(None), slice, type(Ellipsis)}
+
+
+def _taken(value: Any, wide: list[bool]) -> Any:
+    """Returns an argument as NumPy takes it; `wide` gets an entry if it has 64 bits.
+
+    Raises:
+        _OfJax: it is an array of JAX, or may turn into one.
+    """
+    kind = type(value)
+    if kind is HostTensor or kind is np.ndarray or kind is Strings:
+        if value.dtype in _NARROW:
+            wide.append(True)
+        return value.view(np.ndarray)
+    if kind in _PLAIN:
+        return value
+    if kind is tuple or kind is list:
+        return kind([_taken(x, wide) for x in value])
+    if isinstance(value, jax.Array) or hasattr(value, "__jax_array__"):
+        raise _OfJax
+    if isinstance(value, (np.generic, np.dtype)) or (isinstance(value, type) and issubclass(value, np.generic)):
+        dtype = value.dtype if isinstance(value, np.generic) else np.dtype(value)
+        if dtype in _NARROW:
+            wide.append(True)
+    return value
+
+
+def _result(found: Any, wide: bool) -> Any:
+    if isinstance(found, (np.ndarray, np.generic)):
+        array = np.asarray(found)
+        if not wide and array.dtype in _NARROW:
+            array = array.astype(_NARROW[array.dtype])
+        return hosted(array)
+    return type(found)(_result(x, wide) for x in found) if type(found) in (list, tuple) else found
+
+
+def _computed(compute: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+    wide: list[bool] = []
+    taken = [_taken(x, wide) for x in args]
+    named = {name: _taken(x, wide) for name, x in kwargs.items()} if kwargs else kwargs
+    return _result(compute(*taken, **named), bool(wide))
+
+
+def as_jax(value: Any) -> Any:
+    """Returns an argument for a function of JAX, which would cut 64 bits off NumPy's arrays."""
+    if type(value) in (list, tuple):
+        return type(value)(map(as_jax, value))
+    return array_conversion.as_array(value.view(np.ndarray)) if isinstance(value, HostTensor) else value
+
+
+def on_jax(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that computes with JAX alone, for what NumPy has no counterpart of."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not _mode.on:
+            return function(*args, **kwargs)
+        with computing(False):
+            found = function(*map(as_jax, args), **{name: as_jax(x) for name, x in kwargs.items()})
+        return settled(found)
+
+    return call
+
+
+class _Twin:
+    """A module of JAX, whose functions take and return tensors on the host in functions of datasets.
+
+    Those that have a twin compute with NumPy, the others with JAX.
+    """
+
+    def __init__(self, module: Any, twins: dict[str, Callable[..., Any]]):
+        self._module, self._twins = module, twins
+
+    def __getattr__(self, name: str) -> Any:
+        real: Any = getattr(self._module, name)
+        if isinstance(real, types.ModuleType):
+            real = _Twin(real, {})
+        elif callable(real) and not isinstance(real, type) and hasattr(real, "__name__"):
+            real = _either(real, self._twins.get(name))
+        setattr(self, name, real)
+        return real
+
+
+def _either(real: Callable[..., Any], twin: Callable[..., Any] | None) -> Callable[..., Any]:
+    @functools.wraps(real)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not _mode.on:
+            return real(*args, **kwargs)
+        if twin is not None:
+            with contextlib.suppress(_OfJax):
+                return _computed(twin, args, kwargs)
+        found = real(*map(as_jax, args), **{name: as_jax(x) for name, x in kwargs.items()})
+        return type(found)(map(settled, found)) if type(found) in (list, tuple) else settled(found)
+
+    return call
+
+
+def _without(function: Callable[..., Any], *dropped: str) -> Callable[..., Any]:
+    """Returns a function of NumPy that ignores these arguments of JAX's."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **{name: x for name, x in kwargs.items() if name not in dropped})
+
+    return call
+
+
+def _argsort(a: np.ndarray, axis: int = -1, *, stable: bool = True, descending: bool = False) -> np.ndarray:
+    if not descending:
+        return np.argsort(a, axis, kind="stable")
+    order = np.argsort(np.flip(a, axis), axis, kind="stable")
+    return np.flip(a.shape[axis] - 1 - order, axis)
+
+
+def _sort(a: np.ndarray, axis: int = -1, *, stable: bool = True, descending: bool = False) -> np.ndarray:
+    found = np.sort(a, axis, kind="stable")
+    return np.flip(found, axis) if descending else found
+
+
+_SAME = """abs add all any arccos arccosh arcsin arcsinh arctan arctan2 arctanh array asarray arange bitwise_and
+bitwise_or bitwise_xor broadcast_to ceil clip concatenate conj cos cosh cross diag diagonal divide einsum
+equal exp expand_dims expm1 eye flip floor floor_divide full full_like greater greater_equal imag invert
+isfinite isinf isnan left_shift less less_equal linspace log log1p logical_and logical_not logical_or
+logical_xor matmul max maximum mean meshgrid min minimum mod moveaxis multiply negative nextafter not_equal
+ones ones_like pad power prod ravel real repeat reshape right_shift rint roll round searchsorted sign sin
+sinh split sqrt square squeeze stack std subtract sum swapaxes tan tanh tensordot tile trace
+transpose tril triu unravel_index var where zeros zeros_like rot90 cumsum cumprod"""
+_NUMPY = {name: getattr(np, name) for name in _SAME.split()}
+_NUMPY |= {"argsort": _argsort, "sort": _sort, "": _without(np.take_along_axis, "mode")}
+_NUMPY |= {
+    name: _without(_NUMPY[name], "preferred_element_type", "precision") for name in ("einsum", "matmul", "tensordot")
+}
+
+
+def _divided(x: Any, y: Any) -> Any:
+    if np.issubdtype(np.result_type(x, y), np.integer):
+        return np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y))
+    return np.divide(x, y)
+
+
+_LAX: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "concatenate": lambda operands, dimension: np.concatenate(operands, dimension),
+    "div": _divided,
+    "max": np.maximum,
+    "min": np.minimum,
+    "reduce_max": lambda operand, axes: np.max(operand, axis=tuple(axes)),
+    "reduce_min": lambda operand, axes: np.min(operand, axis=tuple(axes)),
+    "rem": np.fmod,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "slice_in_dim": lambda operand, start, limit, stride=1, axis=0: operand[
+        (slice(None),) * axis + (slice(start, limit, stride),)
+    ],
+    "slice": lambda operand, start, limit, strides=None: operand[
+        tuple(map(slice, start, limit, [None] * len(start) if strides is None else strides))
+    ],
+    "stop_gradient": lambda x: x,
+}
+
+jnp: Any = _Twin(jax.numpy, _NUMPY)
+lax: Any = _Twin(jax.lax, _LAX)
