@@ -325,16 +325,13 @@ def pad(
     constant_values: TensorLike = 0,
     name: str | None = None,
 ) -> jax.Array:
-    """Pads the tensor before and after each axis; `paddings` is `[rank, 2]`.
-
-    `mode` is "CONSTANT", "REFLECT" or "SYMMETRIC".
-    """
+    """Pads before and after each axis; `paddings` is `[rank, 2]`, `mode` "CONSTANT", "REFLECT" or "SYMMETRIC"."""
     widths = [tuple(int(n) for n in row) for row in known(paddings, "The padding", "Give Python numbers.")]
     modes: dict[str, dict[str, ArrayLike]] = {"CONSTANT": {}, "REFLECT": {}, "SYMMETRIC": {}}
     if mode.upper() not in modes:
         raise ValueError(f"mode must be one of {sorted(modes)}, got {mode!r}.")
     array = convert_to_tensor(tensor)
-    if [len(pair) for pair in widths] != [2] * array.ndim:
+    if [*map(len, widths)] != [2] * array.ndim:
         raise InvalidArgumentError(f"paddings must be [{array.ndim}, 2] for a tensor of shape {array.shape}: {widths}")
     modes["CONSTANT"]["constant_values"] = beside(constant_values, array)
     most = {"REFLECT": 1, "SYMMETRIC": 0}.get(mode.upper())
