@@ -44,6 +44,7 @@ def differences(expected, got):
 
 def run(python, module, path):
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    environment.pop("KERAS_BACKEND", None)  # TensorFlow has its own
     command = [str(python), str(FOLDER / "run.py"), module, str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=230)
     assert done.returncode == 0, done.stderr[-5000:]

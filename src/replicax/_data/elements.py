@@ -122,6 +122,8 @@ def as_host(value: Leaf) -> Leaf:
     """
     if isinstance(value, Nested):
         return value
+    if isinstance(value, Strings):
+        return np.asarray(value)
     if isinstance(value, np.ndarray):
         array = np.asarray(value)  # plain, where it is a tensor on the host
     elif hasattr(value, "detach"):  # PyTorch

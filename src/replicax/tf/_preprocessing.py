@@ -13,32 +13,23 @@ import sys
 import types
 from typing import Any
 
-import jax
 import numpy as np
 
 from replicax._base.foreign_state import Original, wrap
 from replicax._data.elements import Strings
 from replicax._data.ragged import RaggedTensor
 from replicax._data.sparse import SparseTensor
+from replicax.tf import _host
 
 _MODULES = ("string_lookup", "integer_lookup", "index_lookup", "text_vectorization", "hashing", "hashed_crossing")
 _STAND_IN = "keras.src.backend.tensorflow"
-
-
-class _Tensor(type):
-    def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, (jax.Array, Strings))
-
-
-class _AnyTensor(metaclass=_Tensor):
-    """The class of tensors, of strings as well."""
 
 
 class _TensorFlow:
     """`replicax.tf` as these layers see it."""
 
     available = True
-    Tensor = _AnyTensor
+    Tensor = _host.Tensor
 
     @staticmethod
     def executing_eagerly() -> bool:
@@ -48,7 +39,7 @@ class _TensorFlow:
     @staticmethod
     def is_tensor(value: object) -> bool:
         """Returns whether a value is a tensor, of strings as well."""
-        return isinstance(value, _AnyTensor) or importlib.import_module("replicax.tf").is_tensor(value)
+        return isinstance(value, _host.Tensor) or importlib.import_module("replicax.tf").is_tensor(value)
 
     @property
     def math(self) -> Any:
@@ -101,8 +92,12 @@ def _bincount(inputs: Any, **options: Any) -> Any:
 
 
 def _kept_if_strings(convert: Original, outputs: Any, dtype: Any = None) -> Any:
-    """Converts the output of a layer to a tensor of the backend, which has none of strings."""
-    return outputs if isinstance(outputs, (Strings, RaggedTensor, SparseTensor)) else convert(outputs, dtype)
+    """Converts the output of a layer to a tensor of the backend, unless it is made of strings or on the host."""
+    return (
+        outputs
+        if isinstance(outputs, (Strings, RaggedTensor, SparseTensor, _host.HostTensor))
+        else convert(outputs, dtype)
+    )
 
 
 def _of_arrays(call: Original, self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
