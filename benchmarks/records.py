@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-RECORDS, FEATURES, ROUNDS = 20_000, (10, 20, 40), 5
+RECORDS, FEATURES, ROUNDS = 10_000, (10, 20, 40), 3
 
 
 def name(j: int) -> str:

@@ -18,7 +18,6 @@ from replicax._base import doc_pages, tracebacks
 
 _GRAPHS = "There are no graphs and sessions: call operations directly, and @tf.function compiles them"
 _JPEG = "Decode with Pillow or NumPy in the input pipeline (Dataset.map, Grain, PyTorch)"
-_CSV = "Read the file with pandas or csv, and give its columns to tf.data.Dataset.from_tensor_slices"
 _OPERATIONS = "The operations of jax.numpy, jax.nn and jax.lax work on its tensors too"
 _RECURRENT = "Write the cell as a function and loop with tf.scan, or use flax.nnx.RNN"
 _SAMPLED = "Write it with tf.random.uniform and tf.gather"
@@ -66,9 +65,6 @@ ABSENT: dict[str, str] = {
     "hub": "Load weights with the library that publishes them, as NumPy arrays",
     "image": "Use jax.image.resize for tensors, Pillow or OpenCV in the input pipeline",
     "import_graph_def": _GRAPHS,
-    "data.experimental.CsvDataset": _CSV,
-    "data.experimental.make_csv_dataset": _CSV,
-    "io.decode_csv": _CSV,
     "io.decode_image": _JPEG,
     "io.decode_jpeg": _JPEG,
     "io.decode_png": _JPEG,
@@ -93,11 +89,9 @@ ABSENT: dict[str, str] = {
     "nn.ctc_beam_search_decoder": "Decode outside of compiled code, for example with pyctcdecode",
     "nn.ctc_greedy_decoder": "Use tf.argmax and remove repeated labels, outside of compiled code",
     "nn.ctc_loss": "Use optax.losses.ctc_loss",
-    "nn.embedding_lookup_sparse": "Use tf.gather and a mask, or tf.math.unsorted_segment_sum",
     "nn.fractional_avg_pool": "Use tf.nn.avg_pool",
     "nn.fractional_max_pool": "Use tf.nn.max_pool",
     "nn.nce_loss": _SAMPLED,
-    "nn.safe_embedding_lookup_sparse": "Use tf.gather and a mask",
     "nn.sampled_softmax_loss": _SAMPLED,
     "placeholder": _GRAPHS,
     "quantization": "Use the library qwix, or jax.lax with int8 operands",
