@@ -19,11 +19,11 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorSpec, as_dtype
 from replicax._base.types import Tree
 from replicax._data.compression import opened, record_compression
-from replicax._data.dataset import Dataset
 from replicax._data.elements import as_host, as_tensor
 from replicax._data.reading import Reading, skipped
 from replicax._data.sources import names_of
 from replicax._data.specs import UNKNOWN_CARDINALITY
+from replicax.tf._datasets import Dataset
 from replicax.tf._features import default_of
 from replicax.tf._parse import strings_of
 from replicax.tf._types import TensorLike
