@@ -124,7 +124,7 @@ def test_hints_to_install_name_libraries_and_work_without_replicax_on_an_index()
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert doc_pages.install("flax") == "pip install 'flax>=0.12.8' (replicax's extra 'flax')"
-    assert doc_pages.install("data") == "pip install google-crc32c grain (replicax's extra 'data')"
+    assert doc_pages.install("data") == "pip install google-crc32c grain protobuf (replicax's extra 'data')"
     sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
     texts = {path: path.read_text(encoding="utf-8") for path in sources if path.name != "doc_pages.py"}
     assert not [path for path, text in texts.items() if re.search(r"pip install '?replicax\[", text)]

@@ -173,7 +173,7 @@ def test_a_path_may_be_bytes_or_a_link_or_have_any_character(tmp_path):
         assert float(v) == number and rx.train.load_checkpoint(path).has_tensor("v/.ATTRIBUTES/VARIABLE_VALUE")
     assert rx.train.latest_checkpoint(os.fsencode(tmp_path / "real")) is None
     assert (
-        (tmp_path / "link").is_symlink() and files._RECORD in names(tmp_path / "real") and (tmp_path / "new").is_dir()
+        (tmp_path / "link").is_symlink() and files.RECORD in names(tmp_path / "real") and (tmp_path / "new").is_dir()
     )
     assert not [name for name in names(tmp_path) if name.startswith(LEFT)]
 
@@ -296,7 +296,7 @@ def test_training_does_not_begin_anew_where_the_list_of_checkpoints_is_lost(lose
     saved(tmp_path, 1.0, 2.0, 3.0)
     lose(tmp_path / "checkpoint")
     for number in (3, 2, 1):  # as copies have them
-        os.utime(tmp_path / f"ckpt-{number}" / files._RECORD)
+        os.utime(tmp_path / f"ckpt-{number}" / files.RECORD)
     with pytest.warns(UserWarning, match=r"checkpoint (is|names).*looked for.*: ckpt-1, ckpt-2, ckpt-3"):
         assert restored(CheckpointManager, tmp_path, max_to_keep=3) == (str(tmp_path / "ckpt-3"), 3.0)
     with pytest.warns(UserWarning):
