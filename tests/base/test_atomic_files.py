@@ -172,9 +172,7 @@ def test_a_path_may_be_bytes_or_a_link_or_have_any_character(tmp_path):
         checkpoint.read(path).assert_consumed()
         assert float(v) == number and rx.train.load_checkpoint(path).has_tensor("v/.ATTRIBUTES/VARIABLE_VALUE")
     assert rx.train.latest_checkpoint(os.fsencode(tmp_path / "real")) is None
-    assert (
-        (tmp_path / "link").is_symlink() and files.RECORD in names(tmp_path / "real") and (tmp_path / "new").is_dir()
-    )
+    assert (tmp_path / "link").is_symlink() and files.RECORD in names(tmp_path / "real") and (tmp_path / "new").is_dir()
     assert not [name for name in names(tmp_path) if name.startswith(LEFT)]
 
 

@@ -16,14 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from strategies import WORKERS, over, sharded
+from strategies import over, sharded
 
 import replicax as rx
 from replicax._base.crc32c import masked_crc32c
 from replicax._checkpoint import sorted_table
 from replicax._checkpoint.tensor_bundle import TensorBundle
-
-pytestmark = pytest.mark.skipif(WORKERS > 1, reason="no matter of jobs")
 
 HERE = Path(__file__).parent / "tensorflow_files"
 RECORDED = HERE / "recorded"

@@ -9,7 +9,7 @@ import pytest
 from jax.experimental.sparse import BCOO
 
 import replicax as rx
-from replicax._base.errors import InvalidArgumentError
+from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorSpec
 from replicax._data.dataset import from_variant, to_variant
 from replicax.data import Dataset, DatasetSpec, Optional, Options
@@ -203,15 +203,17 @@ def test_ragged_batch_batches_elements_of_known_shapes():
     assert len(R(5).ragged_batch(2, drop_remainder=True)) == 2
 
 
-def test_batches_of_elements_of_unknown_shapes_are_refused():
-    with pytest.raises(NotImplementedError, match="use `padded_batch`"):
-        Dataset.from_generator(lambda: iter([[1], [2, 3]]), "int32", [None]).ragged_batch(2)
-    mapped = R(5).map(counted).ragged_batch(2)
-    for ask in (lambda: mapped.element_spec, lambda: next(iter(mapped))):
-        with pytest.raises(NotImplementedError, match="use `padded_batch`"):
-            ask()
-    with pytest.raises(NotImplementedError, match="Use `padded_batch\\(2, \\[5\\]\\)`, which pads with zeros"):
-        R(4).map(counted).sparse_batch(2, [5])
+def test_batches_of_elements_of_unknown_shapes_are_ragged_or_sparse():
+    dataset = Dataset.from_generator(lambda: iter([[1], [2, 3], []]), "int32", [None])
+    assert [batch.to_list() for batch in dataset.ragged_batch(2)] == [[[1], [2, 3]], [[]]]
+    mapped = R(5).map(counted)
+    assert [batch.to_list() for batch in mapped.ragged_batch(3).skip(1)] == [
+        [counted(n).tolist() for n in (3, 4)],
+    ]
+    (sparse,) = mapped.sparse_batch(5, [6])
+    assert sparse.dense_shape.tolist() == [5, 6] and len(sparse.values) == sum(len(counted(n)) for n in range(5))
+    with pytest.raises(DataLossError, match=r"does not fit into the `row_shape` of `sparse_batch`, \(1,\)"):
+        list(mapped.sparse_batch(5, [1]))
 
 
 @pytest.mark.parametrize(
@@ -223,13 +225,27 @@ def test_batches_of_elements_of_unknown_shapes_are_refused():
         lambda d: next(iter(rx.MirroredStrategy(["GPU:0", "GPU:1"]).experimental_distribute_dataset(d))),
     ],
 )
-def test_ragged_and_sparse_elements_are_not_cut_into_rows(cut):
-    # A ragged element of as many values as splits, and a sparse one always, would be cut without an error.
-    ragged = R(2).map(lambda n: rx.data.RaggedTensor(np.zeros(3), np.array([0, 0, 3])))
-    sparse = R(2).map(lambda n: BCOO.fromdense(np.eye(3)))
-    for dataset in (ragged, sparse):
-        with pytest.raises(InvalidArgumentError, match="Make it dense first"):
-            cut(dataset)
+def test_sparse_arrays_of_jax_are_not_cut_into_rows(cut):
+    # Their leaves have one first dimension, and would be cut without an error.
+    with pytest.raises(InvalidArgumentError, match="Make it dense first"):
+        cut(R(2).map(lambda n: BCOO.fromdense(np.eye(3))))
+
+
+@pytest.mark.parametrize("rows", [4, 3])
+def test_the_rows_of_ragged_batches_are_split_among_replicas(rows):
+    strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    values = [[1], [2, 3], [], [4, 5, 6]][:rows]
+    ragged = rx.data.RaggedTensor.from_row_lengths(np.concatenate(values), list(map(len, values)))
+    dataset = Dataset.from_tensor_slices({"r": ragged, "n": np.arange(rows)}).batch(4)
+    (element,) = strategy.experimental_distribute_dataset(dataset)
+    first, second = strategy.experimental_local_results(element["r"])
+    assert first.to_list() == values[:2] and second.to_list() == values[2:]
+
+    def sums(element):
+        return element["r"].to_tensor(shape=[None, 3]).sum(1), element["n"]
+
+    found, _ = strategy.run(sums, args=(element,))
+    assert np.concatenate(strategy.experimental_local_results(found)).tolist() == list(map(sum, values))
 
 
 def test_a_dataset_is_one_value():

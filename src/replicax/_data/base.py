@@ -123,7 +123,7 @@ class Base(Nested):
             dataset = self._derived(make, cardinality, batch_size=self._batch_size, nodes=nodes)
             dataset._at_hand = self._at_hand
             return dataset
-        rows = Rows(self._rows.fetch, on_rows(self._rows.order))
+        rows = self._rows._replace(order=on_rows(self._rows.order), in_order=False)
         return self._derived(rows.elements, cardinality, batch_size=self._batch_size, rows=rows, nodes=nodes)
 
     def _leaf_spec(self) -> DatasetSpec:

@@ -5,23 +5,30 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn, Self
+from typing import Self
 
 import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
 from replicax._base.errors import InvalidArgumentError
-from replicax._base.specs import TensorShape, TensorSpec
+from replicax._base.specs import TensorShape, TensorSpec, as_dtype
 from replicax._base.types import Tree
+from replicax._data import composites
 from replicax._data.base import Base
 from replicax._data.blocks import Blocks, groups
+from replicax._data.composite_rows import (
+    RaggedRowSpec,
+    ragged_element,
+    sparse_element,
+    spec_of_ragged_element,
+    spec_of_sparse_element,
+)
 from replicax._data.elements import flatten, grouped, num_rows, pad_and_stack, padded_shape, positive, regroup, stack
-from replicax._data.ragged import refuse_composites
 from replicax._data.reading import Maker, Reading, hands_on, replayed
 from replicax._data.rows import RowBatches, skip_rows
-from replicax._data.skipping import all_made, applied_to_each
-from replicax._data.specs import UNKNOWN_CARDINALITY, batch_count, tensor_spec, with_batch, without_batch
+from replicax._data.skipping import all_made, applied_to_each, made
+from replicax._data.specs import UNKNOWN_CARDINALITY, batch_count, with_batch, without_batch
 
 
 class Batches(Base):
@@ -54,9 +61,9 @@ class Batches(Base):
             batches = RowBatches(rows.fetch, skip_rows(rows.order(reading), start * size), size, drop_remainder)
             return batches if reading.skip is None else batches.deferred(reading.skip)
 
-        made = self._batched(make, size, drop_remainder, lambda s: with_batch(s, size if drop_remainder else None))
-        made._at_hand = rows is not None
-        return made
+        batched = self._batched(make, size, drop_remainder, lambda s: with_batch(s, size if drop_remainder else None))
+        batched._at_hand = rows is not None
+        return batched
 
     def _batched(self, make: Maker, size: int, drop: bool, spec: Callable[[Tree], Tree]) -> Self:
         return self._derived(make, batch_count(self._cardinality, size, drop), spec, batch_size=size)
@@ -79,13 +86,16 @@ class Batches(Base):
         """
         size = positive("batch_size", batch_size)
 
-        padded = functools.partial(pad_and_stack, shapes=padded_shapes, values=padding_values)
+        def padded(elements: list[Tree]) -> Tree:
+            _refuse_to_pad(elements[0])
+            return pad_and_stack(elements, padded_shapes, padding_values)
 
         @hands_on
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             return _stacked(reading, padded, grouped(self._make(reading, start * size), size, drop_remainder))
 
         def spec(found: Tree) -> Tree:
+            _refuse_to_pad(found)
             leaves, structure = flatten(found)
             if padded_shapes is None:
                 shapes = [TensorShape([None] * s.shape.rank) if s.shape.rank is not None else s.shape for s in leaves]
@@ -103,43 +113,67 @@ class Batches(Base):
         row_splits_dtype: DTypeLike = np.int64,
         name: str | None = None,
     ) -> Self:
-        """Returns batches of elements of known shapes only: those of others would be ragged, which XLA cannot take.
+        """Returns batches in which components whose shapes are not all known are ragged tensors.
 
         Args:
             batch_size: how many elements a batch has.
             drop_remainder: whether to drop a last, smaller batch.
-            row_splits_dtype: accepted for compatibility.
+            row_splits_dtype: the dtype of the row splits, int32 or int64.
+
+        >>> from replicax.data import Dataset
+        >>> dataset = Dataset.range(4).map(lambda n: np.arange(n)).ragged_batch(2)
+        >>> [batch.to_list() for batch in dataset]
+        [[[], [0]], [[0, 1], [0, 1, 2]]]
+        """
+        known = self._spec(False)
+        if known is not None and all(s.shape.is_fully_defined() for s in jax.tree.leaves(known)):
+            return self.batch(batch_size, drop_remainder)
+        splits = as_dtype(row_splits_dtype)
+
+        def ragged(spec: Tree, element: Tree) -> Tree:
+            return composites.on_rows(functools.partial(ragged_element, dtype=splits), element, spec)
+
+        def specs(spec: Tree) -> Tree:
+            return composites.on_rows(spec_of_ragged_element, spec)
+
+        return self._each(lambda: functools.partial(ragged, self._spec(True)), specs).batch(batch_size, drop_remainder)
+
+    def sparse_batch(self, batch_size: int, row_shape: Tree, name: str | None = None) -> Self:
+        """Returns batches that are sparse tensors, of elements of different shapes: each has all of its values.
+
+        Args:
+            batch_size: how many elements a batch has.
+            row_shape: the shape of the rows of a batch, None where it is that of the largest.
 
         Raises:
-            NotImplementedError: elements have dimensions that are not known, at once or when elements are asked for.
+            DataLossError: at iteration, an element is larger than `row_shape`.
+
+        >>> from replicax.data import Dataset
+        >>> dataset = Dataset.range(3).map(lambda n: np.arange(n)).sparse_batch(3, [4])
+        >>> [(batch.shape, batch.values.tolist()) for batch in dataset]
+        [(TensorShape([3, 4]), [0, 0, 1])]
         """
+        shape = padded_shape(row_shape)
 
-        def refuse_unknown(spec: Tree) -> Tree:
-            if not all(s.shape.rank is not None and s.shape[1:].is_fully_defined() for s in jax.tree.leaves(spec)):
-                raise NotImplementedError(
-                    "`ragged_batch` makes no ragged batches, and not all dimensions of these elements are known: the "
-                    f"spec of a batch is {tensor_spec(spec)}. XLA's shapes are static: use `padded_batch`, or "
-                    "`bucket_by_sequence_length`."
-                )
-            return spec
+        def specs(spec: Tree) -> Tree:
+            return jax.tree.map(lambda s: spec_of_sparse_element(s, shape), spec)
 
-        batched = self.batch(batch_size, drop_remainder)
-        if (known := batched._spec(False)) is not None:
-            refuse_unknown(known)
+        def sparse(element: Tree) -> Tree:
+            return jax.tree.map(lambda leaf: sparse_element(leaf, shape), element)
+
+        return self._each(lambda: sparse, specs).batch(batch_size)
+
+    def _each(self, function: Callable[[], Callable[[Tree], Tree]], spec: Callable[[Tree], Tree]) -> Self:
+        """Returns a dataset of a function of each element on the host; it is made where elements are asked for."""
 
         @hands_on
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
-            refuse_unknown(batched._spec(True))
-            return batched._make(reading, start)
+            elements = self._make(reading, start)
+            if reading.skip is None:
+                return map(function(), elements)
+            return applied_to_each(reading.skip, lambda element: function()(made(element)), elements)
 
-        return batched._derived(make, batched._cardinality, refuse_unknown, batch_size=batched._batch_size)
-
-    def sparse_batch(self, batch_size: int, row_shape: Tree, name: str | None = None) -> NoReturn:
-        """Raises NotImplementedError: batches are dense. `padded_batch` pads elements to a common shape."""
-        raise NotImplementedError(
-            "`Dataset.sparse_batch` is not supported: batches are dense, since XLA's shapes are static. Use "
-            f"`padded_batch({batch_size}, {row_shape})`, which pads with zeros."
-        )
+        return self._derived(make, self._cardinality, spec)
 
     def unbatch(self, name: str | None = None) -> Self:
         """Returns a dataset of the rows of each element."""
@@ -147,14 +181,14 @@ class Batches(Base):
         @replayed
         def make(reading: Reading) -> Iterator[Tree]:
             def rows(element: Tree) -> Iterator[Tree]:
-                refuse_composites(element, "cut into rows")
-                leaves, structure = flatten(element)
-                if len({a.shape[:1] for a in leaves}) != 1 or not leaves[0].ndim:
-                    shapes = [a.shape for a in leaves]
+                leaves = composites.leaves(element)
+                count, *others = map(composites.row_count, leaves)
+                if count is None or any(other != count for other in others):
+                    shapes = [tuple(leaf.shape) for leaf in leaves]
                     raise InvalidArgumentError(
                         f"unbatch needs elements with one and the same first dimension, got shapes {shapes}."
                     )
-                return (structure.unflatten([a[i, ...] for a in leaves]) for i in range(leaves[0].shape[0]))
+                return map(functools.partial(_row, element), range(count))
 
             return itertools.chain.from_iterable(reading.guarded(map(rows, self._make(reading))))
 
@@ -183,8 +217,20 @@ class Batches(Base):
         return self._derived(make, UNKNOWN_CARDINALITY, spec, batch_size=known)
 
 
+def _row(element: Tree, number: int) -> Tree:
+    return composites.on_rows(lambda leaf: composites.row(leaf, number), element)
+
+
 def _stacked(reading: Reading, stack: Callable[[list[Tree]], Tree], groups: Iterator[list[Tree]]) -> Iterator[Tree]:
     """Returns each group of elements as one."""
     if reading.skip is None:
         return map(stack, groups)
     return applied_to_each(reading.skip, lambda group: stack(all_made(group)), groups)
+
+
+def _refuse_to_pad(element: Tree) -> None:
+    if any(composites.is_composite(leaf) or isinstance(leaf, RaggedRowSpec) for leaf in composites.leaves(element)):
+        raise TypeError(
+            "`padded_batch` is only supported for datasets that produce tensor elements, and these are ragged or "
+            "sparse. Use `batch`, and `to_tensor()` of its batches."
+        )

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from replicax._base.types import Tree
+from replicax._data.composites import has_composites
 from replicax._data.elements import Nested, Structure, flatten, joined, stack
 
 # What elements of one block have in common: their structure, and the shapes and dtypes of their arrays.
@@ -59,7 +60,7 @@ class RowElements(Blocks):
 def signature(element: Tree) -> Signature | None:
     """Returns the signature of an element; None where it has leaves that no block can hold, such as strings."""
     leaves, structure = flatten(element)
-    if any(isinstance(leaf, Nested) or leaf.dtype.hasobject for leaf in leaves):
+    if has_composites(element) or any(isinstance(leaf, Nested) or leaf.dtype.hasobject for leaf in leaves):
         return None
     return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
@@ -194,7 +195,8 @@ def _group(elements: Blocks, size: int) -> Tree | None:
         return None
     if all(count is not None for _, count in parts):
         blocks = [block for block, _ in parts]
-        if len({signature(row(block, 0)) for block in blocks}) == 1:
+        kinds = {signature(row(block, 0)) for block in blocks}
+        if len(kinds) == 1 and None not in kinds:
             return joined(blocks)
     each = ([part] if count is None else rows(part) for part, count in parts)
     return stack(list(itertools.chain.from_iterable(each)))

@@ -50,7 +50,8 @@ class Combined(Order):
         sources = [d._rows for d in inputs if d._rows is not None and d._rows.in_order]
         rows = None
         if len(sources) == len(inputs):
-            rows = plain_rows(lambda i: structure.unflatten([s.fetch(i) for s in sources]), cardinality)
+            composite = any(s.composite for s in sources)
+            rows = plain_rows(lambda i: structure.unflatten([s.fetch(i) for s in sources]), cardinality, composite)
 
         @hands_on
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:

@@ -16,7 +16,7 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._base.host_memory import is_settled
 from replicax._base.specs import PYTHON_DTYPES, TensorShape, has_64_bit_types
 from replicax._base.types import Leaf, Tree
-from replicax._data.ragged import refuse_composites
+from replicax._data import composites
 
 
 def tensor_dtype(dtype: np.dtype) -> np.dtype:
@@ -205,9 +205,10 @@ def structure_of(tree: Tree) -> Structure:
 
 
 def num_rows(block: Tree) -> int:
-    """Returns the first dimension of a structure of arrays."""
-    refuse_composites(block, "cut into rows")
-    return int(jax.tree.leaves(block)[0].shape[0])
+    """Returns the number of rows of a batch."""
+    found = composites.row_count(composites.leaves(block)[0])
+    assert found is not None
+    return found
 
 
 def regroup(blocks: Iterable[Tree], sizes: Iterable[int]) -> Iterator[Tree]:
@@ -223,22 +224,35 @@ def regroup(blocks: Iterable[Tree], sizes: Iterable[int]) -> Iterator[Tree]:
         count += num_rows(block)
         if count < size:
             continue
-        whole, start = joined(pending), 0
+        whole, start = _joined_batches(pending), 0
         while count - start >= size:
-            yield cut(whole, start, start + size)
+            yield rows_between(whole, start, start + size)
             start += size
             size = next(sizes)
         count -= start
-        pending = [cut(whole, start, None)] if count else []
+        pending = [rows_between(whole, start, None)] if count else []
     if count:
-        yield joined(pending)
+        yield _joined_batches(pending)
+
+
+def rows_between(batch: Tree, start: int, stop: int | None) -> Tree:
+    """Returns the rows of a batch from `start` up to `stop`."""
+    return composites.on_rows(lambda leaf: composites.rows_between(leaf, start, stop), batch)
+
+
+def _joined_batches(batches: list[Tree]) -> Tree:
+    if not composites.has_composites(batches[0]):
+        return joined(batches)
+    return composites.on_rows(composites.joined, *batches)
 
 
 def cut(block: Tree, start: int, stop: int | None) -> Tree:
+    """Returns elements of a block. (A batch is cut by `rows_between`.)"""
     return jax.tree.map(lambda a: a[start:stop], block)
 
 
 def joined(blocks: list[Tree]) -> Tree:
+    """Returns the elements of several blocks as one."""
     if len(blocks) == 1:
         return blocks[0]
     try:
@@ -253,17 +267,13 @@ def stack(elements: list[Tree]) -> Tree:
         strings = np.empty(len(elements), object)  # numpy takes longer for arrays of objects
         strings[:] = [element[()] for element in elements]
         return strings
-    refuse_composites(elements[0], "batched again")
+    if composites.has_composites(elements[0]):
+        return composites.on_rows(composites.stacked, *elements)
     leaves, structure = zip(*map(flatten, elements))
-    for number, arrays in enumerate(zip(*leaves)):
-        for i, array in enumerate(arrays):
-            if array.shape != arrays[0].shape:
-                raise InvalidArgumentError(
-                    f"Cannot batch tensors with different shapes in component {number}. First element had shape "
-                    f"{list(arrays[0].shape)} and element {i} had shape {list(array.shape)}. Use `padded_batch`, or "
-                    "`map` the elements to one shape."
-                )
-    return structure[0].unflatten([np.stack(arrays) for arrays in zip(*leaves)])
+    columns = enumerate(zip(*leaves))
+    return structure[0].unflatten(
+        [composites.stack_arrays(arrays, f" in component {number}") for number, arrays in columns]
+    )
 
 
 def read_only(array: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, Type
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax._base import tracebacks
 from replicax._base.errors import InvalidArgumentError, OutOfRangeError
@@ -16,11 +17,14 @@ from replicax._base.living import Living
 from replicax._base.messages import received
 from replicax._base.tracebacks import Origin
 from replicax._base.types import Leaf, Tree
+from replicax._data import composites
 from replicax._data.calls import ending
 from replicax._data.elements import Nested, as_tensor
 from replicax._data.multi_step import Block, stack_on_devices
 from replicax._data.prefetch import Lock, advancing, on_behalf_of
+from replicax._data.ragged import RaggedTensor
 from replicax._data.reading import Position, Reading, StatefulNode, state_from_bytes, state_to_bytes
+from replicax._data.sparse import SparseTensor
 from replicax._data.specs import host_spec, tensor_spec
 
 _P = ParamSpec("_P")
@@ -298,7 +302,6 @@ class DatasetIterator(ElementIterator):
     """
 
     _dataset: IterableDataset
-    _shown: Callable[[Leaf], Leaf] = staticmethod(as_tensor)
 
     def __init__(self, dataset: IterableDataset):
         if not hasattr(dataset, "_nodes"):
@@ -317,7 +320,10 @@ class DatasetIterator(ElementIterator):
         return [self._dataset], [self._reading]
 
     def _next_element(self) -> Tree:
-        return jax.tree.map(self._shown, next(self._elements))
+        return self._shown_element(next(self._elements))
+
+    def _shown_element(self, element: Tree) -> Tree:
+        return jax.tree.map(as_tensor, element)
 
     def save_state(self) -> bytes:
         """Returns the position of the iterator: some numbers, however large the dataset is."""
@@ -344,11 +350,16 @@ class DatasetIterator(ElementIterator):
         self._begin(Reading(self._dataset._nodes, saved=reading), position.elements)
 
 
-def _as_numpy(array: Leaf) -> Leaf:
-    return array if isinstance(array, Nested) or array.ndim else array[()]
+def _as_numpy(leaf: Leaf) -> Leaf:
+    if isinstance(leaf, (Nested, SparseTensor)):
+        return leaf
+    if isinstance(leaf, RaggedTensor):
+        return leaf.numpy()
+    return leaf.view(np.ndarray) if leaf.ndim else leaf[()]
 
 
 class NumpyIterator(DatasetIterator):
     """An iterator over the elements of a `Dataset`, as numpy arrays; scalars as numpy scalars."""
 
-    _shown = staticmethod(_as_numpy)
+    def _shown_element(self, element: Tree) -> Tree:
+        return composites.on_rows(_as_numpy, element)

@@ -17,8 +17,10 @@ from replicax._base.specs import TensorSpec
 from replicax._base.types import Tree
 from replicax._data.base import Base
 from replicax._data.calls import as_bool, as_tensors, call_user, fold
+from replicax._data.composite_rows import RaggedRow, RaggedRowSpec, filled
 from replicax._data.elements import Probe, as_tensor, host_structure, positive
 from replicax._data.functions import ElementFunction, mapped
+from replicax._data.ragged import RaggedTensor
 from replicax._data.reading import Maker, Reading, hands_on, replayed, skipped
 from replicax._data.skipping import made
 from replicax._data.specs import (
@@ -296,12 +298,17 @@ def _result_spec(function: ElementFunction, spec: Tree, make: Maker) -> Tree:
 def _filled(spec: Tree, size: int, value: int) -> Tree:
     """Returns an element of `spec` made of this number, with `size` for dimensions that are not known."""
 
-    def full(s: TensorSpec | DatasetSpec) -> Tree:
+    def full(s: TensorSpec | DatasetSpec | RaggedTensor) -> Tree:
         if isinstance(s, DatasetSpec):
             return Base._of_list([_filled(s.element_spec, size, value)] * size, s.element_spec)
+        if isinstance(s, RaggedTensor):
+            splits = s.row_splits.shape[0]
+            return filled(s, size if splits is None else splits - 1, value)
+        if isinstance(s, RaggedRowSpec):
+            return filled(s, value, value).view(RaggedRow)
         shape = [size if d is None else d for d in s.shape.as_list()]
         out = np.empty(shape, s.dtype)
         out.fill(Probe.of_size(value) if s.dtype == np.dtype(object) else value)
         return out
 
-    return jax.tree.map(full, spec)
+    return jax.tree.map(full, spec, is_leaf=lambda s: isinstance(s, RaggedTensor))

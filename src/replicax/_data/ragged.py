@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
+from replicax._base.array_conversion import as_array
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, dtype_name
 from replicax._base.types import Leaf, Tree
+from replicax._data import composites
 from replicax._data.ragged_forms import RaggedForms
 
 _Array: TypeAlias = jax.Array | np.ndarray
@@ -20,7 +22,7 @@ _Values: TypeAlias = "ArrayLike | jax.Array | RaggedTensor"
 
 
 @jax.tree_util.register_pytree_node_class
-class RaggedTensor(RaggedForms):
+class RaggedTensor(RaggedForms, composites.Composite):
     """Rows of different lengths: `values` has them one after the other, row i from `row_splits[i]` to the next split.
 
     What `tf.strings.split` gives, and a pytree. Values are an array, or a RaggedTensor where dimensions inside of
@@ -44,7 +46,7 @@ class RaggedTensor(RaggedForms):
         cls, values: _Values, row_splits: ArrayLike, name: str | None = None, validate: bool = True
     ) -> Self:
         """Returns one of values and splits; raises InvalidArgumentError if these do not span the values."""
-        own, splits = _array(values), _array(row_splits)
+        own, splits = _array(values), _partition(row_splits)
         if validate and not isinstance(splits, jax.core.Tracer):
             found = np.asarray(splits)
             if found.ndim != 1 or not found.size or found[0] != 0 or (np.diff(found) < 0).any():
@@ -60,7 +62,7 @@ class RaggedTensor(RaggedForms):
         cls, values: _Values, row_lengths: ArrayLike, name: str | None = None, validate: bool = True
     ) -> Self:
         """Returns one of values and the lengths of the rows."""
-        lengths = _array(row_lengths)
+        lengths = _partition(row_lengths)
         return cls.from_row_splits(
             values, jnp.concatenate([jnp.zeros_like(lengths[:1]), lengths.cumsum()]), validate=validate
         )
@@ -203,7 +205,14 @@ def _array(value: Tree) -> Any:
     if isinstance(value, (jax.Array, RaggedTensor)):
         return value
     array = np.asarray(value)
-    return array if array.dtype.kind in "OSU" else jnp.asarray(array)
+    if array.dtype.kind in "OSU":
+        return array
+    return as_array(array) if isinstance(value, np.ndarray) else jnp.asarray(array)
+
+
+def _partition(value: Tree) -> Any:
+    """Returns what divides the values into rows, as int64 where it is no array."""
+    return value if isinstance(value, jax.Array) else as_array(np.asarray(value, getattr(value, "dtype", np.int64)))
 
 
 def _rows(values: _Array | RaggedTensor, start: int, stop: int) -> _Array | RaggedTensor:
@@ -235,20 +244,3 @@ class RaggedTensorSpec:
     def __repr__(self) -> str:
         names = dtype_name(self.dtype), self.ragged_rank, dtype_name(self.row_splits_dtype)
         return f"RaggedTensorSpec({self.shape!r}, {', '.join(map(str, names))})"
-
-
-def is_composite(value: object) -> bool:
-    """Returns whether a value is ragged or sparse: a pytree whose leaves do not have its rows."""
-    return isinstance(value, RaggedTensor) or type(value).__name__ in ("BCOO", "SparseTensor")
-
-
-def refuse_composites(element: Tree, what: str) -> None:
-    """Raises InvalidArgumentError if a leaf of an element is ragged or sparse."""
-    if type(element) is tuple and all(type(part) is np.ndarray for part in element):
-        return  # the common case, without a walk
-    for leaf in jax.tree.leaves(element, is_leaf=is_composite):
-        if is_composite(leaf):
-            raise InvalidArgumentError(
-                f"A {type(leaf).__name__} cannot be {what}. Make it dense first, in `map`: "
-                "`batch.to_tensor()` of a ragged one, `batch.todense()` of a sparse one."
-            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
@@ -12,6 +13,7 @@ import numpy as np
 
 from replicax._base.host_memory import Pool
 from replicax._base.types import Tree
+from replicax._data import composites
 from replicax._data.blocks import RowElements
 from replicax._data.elements import flatten, regroup
 from replicax._data.reading import Reading, hands_on
@@ -31,29 +33,32 @@ class Rows(NamedTuple):
     fetch: Fetch
     order: RowOrder
     in_order: bool = False  # whether the order is still 0, 1, 2, ...
+    composite: bool = False  # whether some are ragged or sparse, so that several are a batch but no block
 
     @hands_on
     def elements(self, reading: Reading, start: int = 0, /) -> Iterator[Tree]:
         """Returns an iterator over the rows."""
         numbers = skip_rows(self.order(reading), start)
-        if reading.skip is None:
+        if reading.skip is None and not self.composite:
             return RowElements(self.fetch, numbers)
-        chunks = (chunk.tolist() for chunk in numbers)
-        return applied_to_each(reading.skip, self.fetch, itertools.chain.from_iterable(chunks))
+        each = itertools.chain.from_iterable(chunk.tolist() for chunk in numbers)
+        return map(self.fetch, each) if reading.skip is None else applied_to_each(reading.skip, self.fetch, each)
 
 
-def plain_rows(fetch: Fetch, count: int) -> Rows:
+def plain_rows(fetch: Fetch, count: int, composite: bool = False) -> Rows:
     """Returns rows 0 to `count`, or without end where that is negative."""
 
     def order(reading: Reading) -> Iterator[np.ndarray]:
         for start in itertools.count(0, CHUNK) if count < 0 else range(0, count, CHUNK):
             yield np.arange(start, start + CHUNK if count < 0 else min(start + CHUNK, count))
 
-    return Rows(fetch, order, in_order=True)
+    return Rows(fetch, order, True, composite)
 
 
 def fetch_from(arrays: Tree) -> Fetch:
     """Returns a function that fetches rows of arrays: a view of consecutive ones, a copy of others."""
+    if composites.has_composites(arrays):
+        return functools.partial(_fetch_composites, arrays)
     leaves, structure = flatten(arrays)
     pool = Pool()
 
@@ -66,6 +71,12 @@ def fetch_from(arrays: Tree) -> Fetch:
         return structure.unflatten([pool.rows(a, numbers) for a in leaves])
 
     return fetch
+
+
+def _fetch_composites(arrays: Tree, numbers: int | np.ndarray) -> Tree:
+    if isinstance(numbers, int):
+        return composites.on_rows(lambda leaf: composites.row(leaf, numbers), arrays)
+    return composites.on_rows(lambda leaf: composites.rows_at(leaf, numbers), arrays)
 
 
 class RowBatches(Iterator[Tree]):
@@ -96,11 +107,11 @@ class RowBatches(Iterator[Tree]):
     def next_block(self, count: int, shares: int) -> Tree:
         """Returns the next `count` batches, each cut into `shares`, as arrays `[shares, count, rows, ...]`.
 
-        None where there are fewer, or where they have strings; then they are to come yet. The size of a batch is a
-        multiple of `shares`.
+        None where there are fewer, or where they have strings, or ragged or sparse rows; then they are to come yet. The
+        size of a batch is a multiple of `shares`.
         """
         numbers = self._next(count * self.size)
-        if len(numbers) < count * self.size or _has_text(self._fetch(numbers[:1])):
+        if len(numbers) < count * self.size or _no_block(self._fetch(numbers[:1])):
             self._ahead = np.concatenate([numbers, self._ahead])
             return None
         rows = self.size // shares
@@ -122,8 +133,8 @@ class RowBatches(Iterator[Tree]):
 _NO_NUMBERS = np.arange(0)
 
 
-def _has_text(block: Tree) -> bool:
-    return any(array.dtype.hasobject for array in jax.tree.leaves(block))
+def _no_block(batch: Tree) -> bool:
+    return composites.has_composites(batch) or any(array.dtype.hasobject for array in jax.tree.leaves(batch))
 
 
 def take_rows(order: Iterator[np.ndarray], count: int) -> Iterator[np.ndarray]:

@@ -17,6 +17,7 @@ from replicax._base.messages import received, shown
 from replicax._base.specs import TensorShape, TensorSpec, as_dtype, dtype_name, spec_of
 from replicax._base.tracebacks import origin
 from replicax._base.types import Tree
+from replicax._data import composites
 from replicax._data.base import Base
 from replicax._data.calls import call_user
 from replicax._data.combine import Combined
@@ -48,9 +49,8 @@ class Sources(Combined):
         [np.int32(0), np.int32(1), np.int32(2)]
         """
         arrays = jax.tree.map(read_only, host_structure(tensors))
-        shapes = {
-            f"tensors{jax.tree_util.keystr(path)}": a.shape for path, a in jax.tree_util.tree_leaves_with_path(arrays)
-        }
+        found_leaves = jax.tree_util.tree_leaves_with_path(arrays, is_leaf=composites.is_composite)
+        shapes = {f"tensors{jax.tree_util.keystr(path)}": tuple(a.shape) for path, a in found_leaves}
         if not shapes:
             raise InvalidArgumentError(f"from_tensor_slices needs at least one array, got {tensors!r:.80}.")
         if any(not shape for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
@@ -60,7 +60,7 @@ class Sources(Combined):
             )
         count = num_rows(arrays)
         spec = without_batch(spec_of(arrays))
-        rows = plain_rows(fetch_from(arrays), count)
+        rows = plain_rows(fetch_from(arrays), count, composites.has_composites(arrays))
         return cls._made(rows.elements, lambda probe: spec, count, rows=rows)
 
     @classmethod

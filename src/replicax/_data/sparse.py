@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike
 
 from replicax._base.specs import TensorShape, as_dtype, dtype_name
 from replicax._base.types import Leaf
+from replicax._data.composites import Composite
 from replicax._data.elements import as_host, as_tensor
 from replicax._data.ragged import RaggedTensor
 
@@ -17,7 +18,7 @@ _Array: TypeAlias = jax.Array | np.ndarray
 
 
 @jax.tree_util.register_pytree_node_class
-class SparseTensor:
+class SparseTensor(Composite):
     """The values of an array that are not zero, their indices in row-major order, and the array's shape; a pytree.
 
     Args:

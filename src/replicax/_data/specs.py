@@ -8,6 +8,8 @@ import numpy as np
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, TensorSpec, spec_of
 from replicax._base.types import Leaf, Tree
+from replicax._data import composites
+from replicax._data.composite_rows import RaggedRow, RaggedRowSpec
 from replicax._data.elements import Nested, structure_of, tensor_dtype
 from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
 from replicax._data.reading import Maker, Reading
@@ -59,14 +61,26 @@ def tensor_spec(spec: Tree) -> Tree:
         if isinstance(s, SparseTensor):
             rank = s.dense_shape.shape[0]
             return SparseTensorSpec(None if rank is None else [None] * rank, tensor_dtype(s.dtype))
+        if isinstance(s, RaggedRowSpec):
+            return RaggedTensorSpec(s.shape, tensor_dtype(s.dtype), 0, tensor_dtype(np.dtype(np.int64)))
         return TensorSpec(s.shape, tensor_dtype(s.dtype), s.name)
 
-    return jax.tree.map(shown, spec, is_leaf=lambda s: isinstance(s, (RaggedTensor, SparseTensor)))
+    return composites.on_rows(shown, spec)
 
 
 def host_spec(element: Tree) -> Tree:
     """Returns the spec of one element."""
-    return jax.tree.map(lambda leaf: leaf._leaf_spec() if isinstance(leaf, Nested) else spec_of(leaf), element)
+
+    def shown(leaf: Leaf) -> Tree:
+        if isinstance(leaf, Nested):
+            return leaf._leaf_spec()
+        return _spec_of_ragged_row(leaf) if isinstance(leaf, RaggedRow) else spec_of(leaf)
+
+    return jax.tree.map(shown, element)
+
+
+def _spec_of_ragged_row(leaf: RaggedRow) -> RaggedRowSpec:
+    return RaggedRowSpec((None, *leaf.shape[1:]), leaf.dtype)
 
 
 def shown_spec(element: Tree) -> Tree:
@@ -75,6 +89,8 @@ def shown_spec(element: Tree) -> Tree:
     def shown(leaf: Leaf) -> Tree:
         if isinstance(leaf, Nested):
             return leaf._leaf_spec()
+        if isinstance(leaf, RaggedRow):
+            return _spec_of_ragged_row(leaf)
         return TensorSpec((None, *leaf.shape[1:]) if leaf.ndim else (), leaf.dtype)
 
     return jax.tree.map(shown, element)
@@ -93,6 +109,8 @@ def common_spec(one: Tree, other: Tree) -> Tree:
     def common(a: Leaf, b: Leaf) -> Tree:
         if isinstance(a, DatasetSpec):
             return DatasetSpec(common_spec(a.element_spec, b.element_spec))
+        if isinstance(a, RaggedRowSpec) and isinstance(b, RaggedRowSpec):
+            return a
         if a.shape.rank != b.shape.rank or None in (a.shape.rank, b.shape.rank):
             return TensorSpec(None, a.dtype)
         return TensorSpec([x if x == y else None for x, y in zip(a.shape, b.shape)], a.dtype)
@@ -115,13 +133,9 @@ def batch_count(cardinality: int, size: int, drop_remainder: bool) -> int:
 
 def with_batch(spec: Tree, size: int | None) -> Tree:
     """Returns the spec of batches of `size` elements."""
-
-    def grow(s: TensorSpec) -> TensorSpec:
-        return TensorSpec(None if s.shape.rank is None else (size, *s.shape), s.dtype)
-
-    return jax.tree.map(grow, spec)
+    return composites.on_rows(lambda s: composites.spec_of_batch(s, size), spec)
 
 
 def without_batch(spec: Tree) -> Tree:
     """Returns the spec of the elements of batches."""
-    return jax.tree.map(lambda s: TensorSpec(s.shape[1:], s.dtype), spec)
+    return composites.on_rows(composites.spec_of_row, spec)

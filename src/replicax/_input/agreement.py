@@ -19,6 +19,7 @@ import numpy as np
 
 from replicax._base import nest
 from replicax._base.types import Leaf, Tree
+from replicax._data import composites
 from replicax._data.reading import Reading
 from replicax._data.specs import INFINITE_CARDINALITY
 from replicax._job import exchange
@@ -72,7 +73,11 @@ def most_rows_of(this_round: Round) -> int:
 
 def empty(part: Tree) -> Tree:
     """Returns a part of the same structure without rows. A scalar becomes an empty vector."""
-    return jax.tree.map(lambda a: a.reshape(1)[:0] if not a.ndim else a[:0], part)
+
+    def nothing(leaf: Leaf) -> Leaf:
+        return leaf.reshape(1)[:0] if composites.row_count(leaf) is None else composites.rows_between(leaf, 0, 0)
+
+    return composites.on_rows(nothing, part)
 
 
 class Iteration(NamedTuple):

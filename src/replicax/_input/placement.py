@@ -12,6 +12,7 @@ import numpy as np
 from replicax._base import nest
 from replicax._base.array_conversion import as_array
 from replicax._base.types import Leaf, Tree
+from replicax._data.composites import refuse_composites
 from replicax._data.elements import as_tensor
 from replicax._input.agreement import Kind, Round, Worker
 from replicax._values import (
@@ -54,6 +55,8 @@ class Placement:
             fetch_to_device: False leaves the arrays in the host's memory.
             most_rows: the number of rows to which parts are padded; 0 for none.
         """
+        if self._pads and most_rows:
+            refuse_composites(this_round.parts, "padded (`pad_last_batch`)")
         kinds = self._kinds_of_leaves(this_round)
         counts: dict[tuple[int, ...], RowCounts] = {}
 

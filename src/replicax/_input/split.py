@@ -10,8 +10,8 @@ import numpy as np  # noqa: F401  for the examples
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.types import Tree
-from replicax._data.elements import flatten, num_rows, regroup
-from replicax._data.ragged import refuse_composites
+from replicax._data import composites
+from replicax._data.elements import flatten, num_rows, regroup, rows_between
 from replicax._data.rows import RowBatches
 from replicax._input.agreement import Round, Worker, empty, kinds_of
 
@@ -24,7 +24,11 @@ def split_batch(element: Tree, num_replicas: int) -> list[Tree]:
     >>> [part.tolist() for part in split_batch(np.arange(5), 4)]
     [[0, 1], [2, 3], [4], []]
     """
-    leaves, structure = flatten(_batch(element, num_replicas))
+    batch = _batch(element, num_replicas)
+    if composites.has_composites(batch):
+        share = -(-num_rows(batch) // num_replicas)
+        return [rows_between(batch, i * share, (i + 1) * share) for i in range(num_replicas)]
+    leaves, structure = flatten(batch)
     share = -(-leaves[0].shape[0] // num_replicas)
     return [structure.unflatten([a[i * share : (i + 1) * share] for a in leaves]) for i in range(num_replicas)]
 
@@ -46,7 +50,7 @@ class Shares(Iterator[Round]):
         if self._replicas == 1:
             return Round([element], True)
         shares, (size, rank) = split_batch(element, self._replicas), self._worker
-        alike = num_rows(element) % self._replicas == 0
+        alike = num_rows(element) % self._replicas == 0 and not composites.has_composites(element)
         kinds_of_workers = [] if alike or size == 1 else [kinds_of(shares[i::size]) for i in range(size)]
         return Round(shares[rank::size], alike, kinds_of_workers)
 
@@ -67,8 +71,6 @@ class Shares(Iterator[Round]):
         block = batches.next_block(count, self._replicas)
         if block is None:
             return None
-        if self._replicas > 1:
-            refuse_composites(block, "split among replicas")
         leaves, structure = flatten(block)
         shares = range(self._worker.rank, self._replicas, self._worker.size)
         return [structure.unflatten([a[i] for a in leaves]) for i in shares]
@@ -76,9 +78,8 @@ class Shares(Iterator[Round]):
 
 def _batch(element: Tree, num_replicas: int) -> Tree:
     """Returns `element`; raises InvalidArgumentError unless it is a batch: arrays with one first dimension."""
-    refuse_composites(element, "split among replicas")
-    leaves = jax.tree.leaves(element)
-    if not leaves or any(not a.ndim or a.shape[0] != leaves[0].shape[0] for a in leaves):
+    counts = set(map(composites.row_count, composites.leaves(element)))
+    if len(counts) != 1 or None in counts:
         raise not_a_batch(element, num_replicas)
     return element
 

@@ -28,6 +28,7 @@ from replicax._base.types import (
 from replicax._collectives import arithmetic, sharding
 from replicax._collectives.cross_device_ops import CrossDeviceOps
 from replicax._collectives.reducer import Reducer
+from replicax._data.composites import refuse_composites
 from replicax._engine import compiled
 from replicax._input.placement import Placement
 from replicax._strategies import run
@@ -81,10 +82,14 @@ class ReplicatedExtended(StrategyExtended):
         return result
 
     def _reduce(self, op: ReduceOp, value: Tree, axis: int | tuple[int, ...] | None) -> Tree:
+        if not isinstance(value, DistributedValues):
+            refuse_composites(value, "reduced")  # its row splits or indices would be added up
         with _context.entered(self._container, None):
             return self._reducer.reduce(op, value, axis)
 
     def _gather(self, value: Tree, axis: int) -> Tree:
+        if not isinstance(value, DistributedValues):
+            refuse_composites(value, "gathered")
         with _context.entered(self._container, None):
             return self._reducer.gather(value, axis)
 
@@ -103,7 +108,8 @@ class ReplicatedExtended(StrategyExtended):
     def _local_results(self, value: Tree) -> tuple[Tree, ...]:
         if isinstance(value, DistributedValues):
             return value.values
-        if not isinstance(value, (list, tuple, dict)):
+        nested = isinstance(value, (list, tuple, dict))
+        if not nested and not any(isinstance(leaf, DistributedValues) for leaf in nest.leaves(value)):
             return (value,)
         return tuple(nest.map_structure(_component_of(i), value) for i in range(len(self._mesh.local_ids)))
 

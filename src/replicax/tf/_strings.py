@@ -19,7 +19,7 @@ from replicax._base import nest
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
 from replicax._base.types import Leaf, Tree
-from replicax._data.elements import as_strings
+from replicax._data.elements import Probe, as_strings
 from replicax._data.ragged import RaggedTensor
 from replicax._tracing import frames, step_failures
 from replicax._variables.variable import Variable
@@ -104,7 +104,8 @@ def substr(
 def _parts(strings: np.ndarray, cut: Callable[[Any], list[bytes]]) -> Any:
     """Splits strings with `cut`: one string to a vector, several strings to a RaggedTensor."""
     if not strings.ndim:
-        found = cut(strings[()])
+        string: Any = strings[()]
+        found = [b""] * string.size if isinstance(string, Probe) else cut(string)
         out = np.empty(len(found), object)
         out[:] = found
         return as_strings(out)
