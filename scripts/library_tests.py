@@ -51,7 +51,7 @@ class _Recorder(unittest.TestResult):
 
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
-        self._write(test.id(), {**self._found, "cpu": round(time.process_time() - self._begun, 3)})
+        self._write(_name(test), {**self._found, "cpu": round(time.process_time() - self._begun, 3)})
 
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:
         self._found = {"outcome": SKIPPED, "error": reason}
@@ -62,7 +62,7 @@ class _Recorder(unittest.TestResult):
         if isinstance(test, unittest.TestCase):
             self._found = found
         else:  # of setUpClass: the tests of the class do not run
-            self._write(test.id(), found)
+            self._write(_name(test), found)
 
     def addFailure(self, test: unittest.TestCase, err) -> None:
         self.addError(test, err)
@@ -76,6 +76,10 @@ class _Recorder(unittest.TestResult):
             file.write(json.dumps({"test": name, **found}) + "\n")
 
 
+def _name(test: unittest.TestCase) -> str:
+    return test.id().partition(" (")[0]  # absl adds the parameters, which print in another way here
+
+
 def _cases(suite):
     for part in suite:
         yield from _cases(part) if isinstance(part, unittest.TestSuite) else [part]
@@ -87,7 +91,7 @@ def run_module(module: str, path: str, only: list[str]) -> None:
 
     found = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module))
     flags.FLAGS([sys.argv[0]])
-    wanted = [test for test in _cases(found) if not only or test.id() in only]
+    wanted = [test for test in _cases(found) if not only or _name(test) in only]
     unittest.TestSuite(wanted).run(_Recorder(path))
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._base.messages import received
+from replicax._base.shape_checks import Dimension, ShapeChecks
 from replicax._base.types import Leaf, Tree
 
 # Stands before a dtype's name in a printed spec. replicax.tf sets it to "tf.".
@@ -54,7 +55,7 @@ def dtype_name(dtype: np.dtype) -> str:
 ShapeLike: TypeAlias = Iterable[int | None] | int | None
 
 
-class TensorShape(tuple[int | None, ...]):
+class TensorShape(ShapeChecks, tuple[int | None, ...]):
     """The shape of a tensor: a tuple of dimensions, None where one is not known; or unknown as a whole.
 
     >>> import replicax as rx
@@ -69,6 +70,8 @@ class TensorShape(tuple[int | None, ...]):
 
     def __new__(cls, dims: ShapeLike) -> TensorShape:
         known = dims is not None and getattr(dims, "_known", True)
+        if isinstance(dims, list):
+            dims = [d.value if isinstance(d, Dimension) else d for d in dims]
         if isinstance(dims, (int, np.integer)):
             dims = (int(dims),)
         values = tuple(None if d is None else int(d) for d in dims) if known else ()  # type: ignore[union-attr]
@@ -125,7 +128,7 @@ class TensorShape(tuple[int | None, ...]):
 
     def __radd__(self, other: Any) -> Any:
         # Of the other one's type: `dims += shape` of a list comes here too.
-        return [*other, *self] if isinstance(other, list) else (*other, *self)
+        return ShapeList([*other, *self]) if isinstance(other, list) else (*other, *self)
 
     def __getitem__(self, key: Any) -> Any:
         if not self._known:
@@ -152,6 +155,22 @@ class TensorShape(tuple[int | None, ...]):
 
     def __reduce__(self) -> tuple[object, ...]:
         return TensorShape, (tuple(self) if self._known else None,)
+
+
+class ShapeList(list[Any]):
+    """What a list and a shape add up to: a list that has the methods of `TensorShape`, too.
+
+    >>> ([1] + TensorShape([2, None])).is_fully_defined()
+    False
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"A list has no attribute {name!r}.")
+        return getattr(TensorShape(self), name)
+
+
+jax.tree_util.register_pytree_node(ShapeList, lambda sizes: (tuple(sizes), None), lambda _, sizes: ShapeList(sizes))
 
 
 class TensorSpec:

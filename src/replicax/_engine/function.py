@@ -63,6 +63,11 @@ class Function:
             if not name.startswith("_") and not hasattr(self, name):
                 setattr(self, name, value)
 
+    def _decorate(self, decorator: Callable[[Callable[..., Tree]], Callable[..., Tree]]) -> None:
+        """Decorates the Python function before the first call; libraries for TensorFlow use this private name."""
+        declared = self._input_signature, self._code.autograph, self._compiled_only, self._steps
+        Function.__init__(self, decorator(self._code.function), *declared)
+
     # The ways in which a call runs.
 
     @tracebacks.boundary

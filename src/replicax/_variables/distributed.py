@@ -126,6 +126,11 @@ class _Distributed(OfReplicas, DistributedValues):
             self._components = tuple(ResourceVariable._component(self, replica) for replica in replicas)
         return self._components
 
+    @property
+    def _values(self) -> tuple[ResourceVariable, ...]:
+        """The same: libraries for TensorFlow use this private name."""
+        return self.values
+
     def __deepcopy__(self, memo: dict[int, object]) -> Variable:
         clone = super().__deepcopy__(memo)
         assert isinstance(clone, _Distributed)

@@ -26,7 +26,7 @@ from replicax._values import PerReplica as _PerReplica
 from replicax._variables.creators import name_scope, variable_creator_scope
 from replicax._variables.distributed import MirroredVariable as _MirroredVariable
 from replicax._variables.variable import Variable as _Variable
-from replicax.tf import _dressing, _imports, _names, _private, distribute
+from replicax.tf import _conversions, _dressing, _imports, _names, _private, distribute
 from replicax.tf._imports import install, uninstall
 from replicax.tf._names import namespace as _namespace
 
@@ -42,16 +42,23 @@ function.__signature__ = __import__("inspect").signature(_function.function)  # 
 
 
 class _VariableType(type(_Variable)):  # type: ignore[misc]
-    """Makes `Variable(...)` create a variable of the current strategy, and `isinstance` hold for it."""
+    """Makes `Variable(...)` create a variable of the current strategy, and `isinstance` hold for it.
+
+    A class that a program derives from `Variable` is a class like any other.
+    """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is not Variable:
+            return super().__call__(*args, **kwargs)
+        if args and _conversions.registered:
+            args = (_conversions.converted(args[0]), *args[1:])
         return _Variable(*args, **{"copies_may_differ": True, **kwargs})
 
     def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, _Variable)
+        return isinstance(value, _Variable) if cls is Variable else super().__instancecheck__(value)
 
     def __subclasscheck__(cls, kind: type) -> bool:
-        return issubclass(kind, _Variable)
+        return issubclass(kind, _Variable) if cls is Variable else super().__subclasscheck__(kind)
 
 
 class Variable(_Variable, metaclass=_VariableType):

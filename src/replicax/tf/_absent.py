@@ -28,7 +28,6 @@ ABSENT: dict[str, str] = {
     "RegisterGradient": "Use tf.custom_gradient",
     "ConfigProto": "There are no sessions to configure: leave it out",
     "CriticalSection": "JAX runs side effects in the program's order; use threading.Lock between threads",
-    "DeviceSpec": 'Name devices by strings, such as "GPU:0"',
     "Session": _GRAPHS,
     "TypeSpec": "Use tf.TensorSpec, or jax.ShapeDtypeStruct",
     "AggregationMethod": "JAX adds gradients up itself: leave it out",
@@ -96,8 +95,6 @@ ABSENT: dict[str, str] = {
     "placeholder": _GRAPHS,
     "quantization": "Use the library qwix, or jax.lax with int8 operands",
     "queue": "Use queue.Queue of Python, and datasets for input",
-    "raw_ops": "Use the operation's name in tf, tf.math or tf.nn",
-    "register_tensor_conversion_function": "Give the class a method `__jax_array__`",
     "saved_model": "Export functions with jax.export (StableHLO), and save weights with a checkpoint",
     "sets": "Use Python's sets, or jax.numpy.isin",
     "signal": "Use jax.numpy.fft and jax.scipy.signal",
@@ -106,14 +103,11 @@ ABSENT: dict[str, str] = {
     "summary.graph": _GRAPHS,
     "summary.trace": "Use tf.profiler.experimental.start and stop",
     "summary.write": "Use tensorboardX itself",
-    "test.TestCase": "Use unittest.TestCase with numpy.testing",
-    "test.main": "Use pytest or unittest.main",
     "train.AdamOptimizer": "Use tf.optimizers, or Optax with rx.Optimizer",
     "train.GradientDescentOptimizer": "Use tf.optimizers, or Optax with rx.Optimizer",
     "train.MomentumOptimizer": "Use tf.optimizers, or Optax with rx.Optimizer",
     "types.experimental.TraceType": "Arguments that are not tensors are compared by value or identity: leave it out",
     "types.experimental": "tf.function returns a `replicax.Function`",
-    "xla": "XLA compiles every tf.function: leave it out",
 }
 
 # The differences of names from TensorFlow's.

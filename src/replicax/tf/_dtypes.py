@@ -101,8 +101,8 @@ class DType(metaclass=_DTypeType):
 
     @property
     def is_quantized(self: Any) -> bool:
-        """False: there are no quantized dtypes."""
-        return False
+        """Whether it is a quantized dtype, of which there are the names alone."""
+        return self.names is not None and self in QUANTIZED.values()
 
     @property
     def is_numpy_compatible(self: Any) -> bool:
@@ -164,13 +164,17 @@ def as_dtype(type_value: object) -> np.dtype:
 _NAMES = """bfloat16 bool complex64 complex128 float16 float32 float64 int8 int16 int32 int64 string uint8 uint16 uint32
 uint64"""
 DTYPES: dict[str, np.dtype] = {name: specs.as_dtype(name) for name in _NAMES.split()}
+# As NumPy has them: one field with the name.
+_OF_INTEGERS = ("int8", "int16", "int32", "uint8", "uint16")
+QUANTIZED = {f"q{name}": np.dtype([(f"q{name}", name)]) for name in _OF_INTEGERS}
+DTYPES |= QUANTIZED
 DTYPES |= {"double": DTYPES["float64"], "half": DTYPES["float16"]}
 
 # The numbers of TensorFlow's `DataType`, except those of dtypes that replicax lacks.
-_NUMBERED = """- float32 float64 int32 uint8 int16 int8 string complex64 int64 bool - - - bfloat16 - - uint16 complex128
-float16 - - uint32 uint64 float8_e5m2 float8_e4m3fn float8_e4m3fnuz float8_e4m3b11fnuz float8_e5m2fnuz int4 uint4
-int2 uint2 float4_e2m1fn"""
-_BY_NUMBER = {i: specs.as_dtype(name) for i, name in enumerate(_NUMBERED.split()) if name != "-"}
+_NUMBERED = """- float32 float64 int32 uint8 int16 int8 string complex64 int64 bool qint8 quint8 qint32 bfloat16
+qint16 quint16 uint16 complex128 float16 - - uint32 uint64 float8_e5m2 float8_e4m3fn float8_e4m3fnuz
+float8_e4m3b11fnuz float8_e5m2fnuz int4 uint4 int2 uint2 float4_e2m1fn"""
+_BY_NUMBER = {i: DTYPES.get(name) or specs.as_dtype(name) for i, name in enumerate(_NUMBERED.split()) if name != "-"}
 _NUMBERS = {dtype: i for i, dtype in _BY_NUMBER.items()}
 
 
@@ -185,4 +189,5 @@ def dress() -> None:
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(np.dtype))
     specs.dtype_aliases.update(_BY_NUMBER.items())
     specs.dtype_aliases.update({kind: np.dtype(dtype) for kind, dtype in specs.PYTHON_DTYPES.items()})
+    specs.dtype_aliases.update(QUANTIZED)
     specs.dtype_aliases["float"] = DTYPES["float32"]

@@ -5,6 +5,7 @@ A module is the same object under all its names: `tensorflow`, `tensorflow.compa
 
 from __future__ import annotations
 
+import abc
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from replicax._base import tracebacks
+from replicax._base import specs, tracebacks
 from replicax.tf import _absent, _names, _private
 
 _TENSORFLOW = "tensorflow"
@@ -159,9 +160,24 @@ def _quieten(absl_logging: Any) -> None:
         jax.setLevel(logging.WARNING)
 
 
+def _have_shapes_as_leaves(tree: Any) -> None:
+    """Has dm-tree take shapes for leaves of structures, as those of TensorFlow are.
+
+    dm-tree asks once for each class whether its objects are sequences, and remembers the answer. A shape is one, since
+    JAX needs a tuple: so it has to be asked while no shape looks like one.
+    """
+    check = abc.ABCMeta.__instancecheck__
+    shape = specs.TensorShape([])
+    abc.ABCMeta.__instancecheck__ = lambda cls, value: value is not shape and check(cls, value)  # type: ignore
+    try:
+        tree.is_nested(shape)
+    finally:
+        abc.ABCMeta.__instancecheck__ = check  # type: ignore[method-assign]
+
+
 # What is done to modules of other libraries when they are loaded. Keras uses other libraries through that one.
 _KERAS = {"keras.src.utils.module_utils": _introduce_to_keras, "keras.src.utils.rng_utils": _seed_with_keras}
-_ONCE_LOADED = {**_KERAS, "absl.logging": _quieten}
+_ONCE_LOADED = {**_KERAS, "absl.logging": _quieten, "tree": _have_shapes_as_leaves}
 
 
 def introduce_to_keras() -> None:

@@ -19,6 +19,7 @@ from replicax._base.errors import InvalidArgumentError, InvalidOperandError
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._values import PerReplica
 from replicax._variables.variable import Variable
+from replicax.tf import _conversions
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -100,7 +101,8 @@ def _may_hold_variables(kind: type) -> bool:
 def value_of(x: Any) -> Any:
     """Returns the value of a variable (Keras's too) and of variables in a list; anything else unchanged."""
     if isinstance(x, Variable):
-        return x.value()
+        found = _conversions.converted(x) if _conversions.registered else x
+        return x.value() if found is x else found
     if type(x) in (list, tuple):
         return type(x)(map(value_of, x))
     if type(x) in _strings:

@@ -27,7 +27,7 @@ from replicax._tracing import frames
 from replicax._values import DistributedValues, PerReplica
 from replicax._values import errors as _errors
 from replicax._variables.variable import Variable
-from replicax.tf import _host
+from replicax.tf import _conversions, _host
 from replicax.tf._host import HostTensor, jnp, lax
 from replicax.tf._operations import fitting, of_broadcast, value_of
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
@@ -47,6 +47,8 @@ def convert_to_tensor(
     name: str | None = None,
 ) -> jax.Array:
     """Converts a number, a nested list of numbers, an array or a variable to a tensor."""
+    if _conversions.registered:
+        value = _conversions.converted(value, dtype, name)
     if isinstance(value, Variable):
         value = value.value()
     if isinstance(value, PerReplica):

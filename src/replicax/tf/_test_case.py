@@ -1,0 +1,81 @@
+"""`tf.test.TestCase`, which is absl's test case with assertions about tensors; and `tf.test.main`."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.types import Tree
+from replicax._data.sparse import SparseTensor
+from replicax.tf import _nests, _random_keys
+from replicax.tf._assertions import TensorAssertions
+
+try:
+    from absl.testing import absltest
+except ImportError as error:
+    raise ImportError("tf.test.TestCase is made of absl's test case: pip install absl-py.", name="absl") from error
+
+# The seed that every test begins with, which is TensorFlow's.
+_SEED = 87654321
+
+
+class TestCase(TensorAssertions, absltest.TestCase):  # type: ignore[misc]  # contexts of other classes
+    """A test case of unittest and absl that compares tensors, and seeds all generators before each test."""
+
+    def setUp(self) -> None:
+        """Seeds Python's, NumPy's and TensorFlow's random numbers."""
+        super().setUp()
+        random.seed(_SEED)
+        np.random.seed(_SEED)
+        _random_keys.set_seed(_SEED)
+
+    def get_temp_dir(self) -> str:
+        """Returns a folder of this test, the same in each call."""
+        if not hasattr(self, "_temp_dir"):
+            self._temp_dir = tempfile.mkdtemp(dir=absltest.get_default_test_tmpdir())
+        return self._temp_dir
+
+    def evaluate(self, tensors: Tree) -> Any:
+        """Returns the values of a structure of tensors as NumPy's arrays; functions in it are called."""
+        return None if tensors is None else _nests.map_structure(self._evaluated, tensors)
+
+    def _evaluated(self, value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, SparseTensor):
+            return SparseTensor(*(np.asarray(part) for part in (value.indices, value.values, value.dense_shape)))
+        if isinstance(value, IndexedSlices):
+            parts: list[Any] = [value.values, value.indices, value.dense_shape]
+            on_host: list[Any] = [None if part is None else np.asarray(part) for part in parts]
+            return IndexedSlices(*on_host)
+        if hasattr(value, "numpy"):
+            return value.numpy()
+        if callable(value):
+            return self.evaluate(value())
+        raise ValueError(f"Unsupported type {type(value).__name__!r}: `evaluate` takes tensors.")
+
+    @contextlib.contextmanager
+    def session(
+        self, graph: Any = None, config: Any = None, use_gpu: bool = True, force_gpu: bool = False
+    ) -> Iterator[Any]:
+        """Returns a context, for tests that were written for sessions. Its value is a session that runs nothing."""
+        from replicax.tf.compat.v1 import Session
+
+        yield Session()
+
+    cached_session = session
+    test_session = session
+
+    assertItemsEqual = absltest.TestCase.assertCountEqual
+    assertRaisesRegexp = absltest.TestCase.assertRaisesRegex
+
+
+def main(argv: Any = None) -> None:
+    """Runs the tests of the module that is the program, as `absltest.main` does."""
+    absltest.main(argv)
