@@ -4,7 +4,7 @@ from replicax._base.types import AutoShardPolicy
 from replicax._data.dataset import Dataset
 from replicax._data.files import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset, TFRecordWriter
 from replicax._data.iterators import DatasetIterator, NumpyIterator, Optional
-from replicax._data.options import DistributeOptions, Options
+from replicax._data.options import DistributeOptions, Options, ThreadingOptions
 from replicax._data.ragged import RaggedTensor
 from replicax._data.specs import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, DatasetSpec
 
@@ -25,4 +25,5 @@ __all__ = [
     "TFRecordDataset",
     "TFRecordWriter",
     "TextLineDataset",
+    "ThreadingOptions",
 ]

@@ -15,6 +15,7 @@ import numpy as np
 
 from replicax._base.messages import received
 from replicax._base.shape_checks import Dimension, ShapeChecks
+from replicax._base.type_spec import TypeSpec
 from replicax._base.types import Leaf, Tree
 
 # Stands before a dtype's name in a printed spec. replicax.tf sets it to "tf.".
@@ -173,7 +174,7 @@ class ShapeList(list[Any]):
 jax.tree_util.register_pytree_node(ShapeList, lambda sizes: (tuple(sizes), None), lambda _, sizes: ShapeList(sizes))
 
 
-class TensorSpec:
+class TensorSpec(TypeSpec):
     """The shape and dtype of a tensor.
 
     Args:
@@ -232,6 +233,15 @@ class TensorSpec:
         """Returns whether a spec, an array or a number fits: the same dtype, and no dimension that differs."""
         other = spec_or_value if isinstance(spec_or_value, TensorSpec) else _leaf_spec(spec_or_value)
         return self.dtype == other.dtype and self.shape.is_compatible_with(other.shape)
+
+    def _serialize(self) -> tuple[Any, ...]:
+        return self.shape, self.dtype, self.name
+
+    def is_subtype_of(self, other: Any) -> bool:
+        """Returns whether every tensor of this spec is one of the other; a name has to be the same."""
+        if self.name is None and getattr(other, "name", None) is not None:
+            return TensorSpec(self.shape, self.dtype, other.name).is_subtype_of(other)
+        return super().is_subtype_of(other)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorSpec):

@@ -265,7 +265,7 @@ class Checkpoint:
 
         Args:
             file_prefix: the path of a folder that is written, in place of one that is there.
-            options: accepted for compatibility.
+            options: an object whose `experimental_write_callbacks` are called with the path when it is written.
 
         Returns:
             The path.
@@ -280,6 +280,7 @@ class Checkpoint:
         _refuse_inside("write")
         planning.refuse_saving("Checkpoint.write")
         self._write(path)
+        lists.call_back(options, path)
         return path
 
     def save(self, file_prefix: Path, options: object = None) -> str:
@@ -289,7 +290,7 @@ class Checkpoint:
 
         Args:
             file_prefix: a path, the last part of which begins the folder's name.
-            options: accepted for compatibility.
+            options: an object whose `experimental_write_callbacks` are called with the path when it is written.
 
         Returns:
             The path, for `restore`.
@@ -310,7 +311,9 @@ class Checkpoint:
                 new = lists.CheckpointList({path: os.path.getmtime(path)})
                 lists.write_list(directory, new, lambda other: other == path, before)
 
-        return self._save_numbered(prefix, None, list_new)
+        path = self._save_numbered(prefix, None, list_new)
+        lists.call_back(options, path)
+        return path
 
     def _save_numbered(self, prefix: str, number: int | None, then: OnWritten) -> str:
         """Counts, writes and returns the path. `then` has returned on all workers before this returns on one."""

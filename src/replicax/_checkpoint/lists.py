@@ -7,6 +7,7 @@ A folder in which TensorFlow has saved has its list, a text of the message Check
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import re
 import warnings
@@ -169,3 +170,9 @@ def newest_undamaged(paths: Iterable[str]) -> str | None:
         except (CheckpointError, FileNotFoundError) as error:
             warnings.warn(f"A checkpoint is passed over for an older one. {error}", stacklevel=3)
     return None
+
+
+def call_back(options: object, path: str) -> None:
+    """Calls the callbacks of options, with the path of what was written if they have a parameter."""
+    for callback in getattr(options, "experimental_write_callbacks", None) or ():
+        callback(path) if inspect.signature(callback).parameters else callback()

@@ -185,7 +185,7 @@ class CheckpointManager:
         Args:
             checkpoint_number: the number in the name, an int or an integer variable; by default the count of saves.
             check_interval: False to save though the last checkpoint is less than `checkpoint_interval` steps old.
-            options: accepted for compatibility.
+            options: an object whose `experimental_write_callbacks` are called with the path when it is written.
 
         Returns:
             The path; None where nothing was saved, because it is too soon, or in the same step as the last one.
@@ -203,6 +203,7 @@ class CheckpointManager:
         path = self._checkpoint._save_numbered(prefix, number, self._list_new)
         if step is not None:
             self._last_step = step
+        lists.call_back(options, path)
         return path
 
     def _step(self) -> int | None:

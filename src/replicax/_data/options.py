@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import types
+import dataclasses
+from typing import Any
 
 from replicax._base.types import AutoShardPolicy
 
@@ -27,6 +28,51 @@ class DistributeOptions:
         self._auto_shard_policy = AutoShardPolicy(policy)
 
 
+@dataclasses.dataclass(slots=True)
+class ThreadingOptions:
+    """Options for threads: `Options.threading`. They have no effect."""
+
+    max_intra_op_parallelism: int | None = None
+    private_threadpool_size: int | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class AutotuneOptions:
+    """Options of the tuning at run time: `Options.autotune`. They have no effect."""
+
+    autotune_algorithm: object = None
+    cpu_budget: int | None = None
+    enabled: bool | None = None
+    initial_parallelism: int | None = None
+    min_parallelism: int | None = None
+    ram_budget: int | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class OptimizationOptions:
+    """Options of rewriting datasets: `Options.experimental_optimization`. They have no effect."""
+
+    apply_default_optimizations: bool | None = None
+    filter_fusion: bool | None = None
+    filter_parallelization: bool | None = None
+    inject_prefetch: bool | None = None
+    map_and_batch_fusion: bool | None = None
+    map_and_filter_fusion: bool | None = None
+    map_fusion: bool | None = None
+    map_parallelization: bool | None = None
+    noop_elimination: bool | None = None
+    parallel_batch: bool | None = None
+    seq_interleave_prefetch: bool | None = None
+    shuffle_and_repeat_fusion: bool | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class ServiceOptions:
+    """Options of tf.data's service: `Options.experimental_service`. They have no effect."""
+
+    pinned: bool | None = None
+
+
 class Options:
     """Options of a dataset. Only `experimental_distribute` takes effect; tf.data's others are accepted.
 
@@ -40,24 +86,48 @@ class Options:
 
     _PLAIN = (
         "deterministic",
-        "experimental_deterministic",
         "experimental_external_state_policy",
         "experimental_slack",
         "experimental_symbolic_checkpoint",
-        "experimental_threading",
         "experimental_warm_start",
         "framework_type",
         "dataset_name",
     )
-    _GROUPS = ("autotune", "threading", "experimental_optimization", "experimental_service")
+    _GROUPS = {
+        "autotune": AutotuneOptions,
+        "threading": ThreadingOptions,
+        "experimental_optimization": OptimizationOptions,
+        "experimental_service": ServiceOptions,
+    }
     __slots__ = ("experimental_distribute", *_GROUPS, *_PLAIN)
+
+    deterministic: bool | None
+    threading: ThreadingOptions
 
     def __init__(self) -> None:
         self.experimental_distribute = DistributeOptions()
-        for name in self._GROUPS:
-            setattr(self, name, types.SimpleNamespace())
+        for name, group in self._GROUPS.items():
+            setattr(self, name, group())
         for name in self._PLAIN:
             setattr(self, name, None)
+
+    @property
+    def experimental_deterministic(self) -> Any:
+        """`deterministic` under its former name."""
+        return self.deterministic
+
+    @experimental_deterministic.setter
+    def experimental_deterministic(self, value: Any) -> None:
+        self.deterministic = value
+
+    @property
+    def experimental_threading(self) -> ThreadingOptions:
+        """`threading` under its former name."""
+        return self.threading
+
+    @experimental_threading.setter
+    def experimental_threading(self, value: ThreadingOptions) -> None:
+        self.threading = value
 
     def merge(self, options: Options) -> Options:
         """Returns new options: these, overridden by what is set in `options`."""
@@ -66,8 +136,13 @@ class Options:
             if getattr(options, name) is not None:
                 setattr(merged, name, getattr(options, name))
         for name in self._GROUPS:
-            vars(getattr(merged, name)).update(vars(getattr(options, name)))
-        for name in DistributeOptions.__slots__:
-            if getattr(options.experimental_distribute, name) is not None:
-                setattr(merged.experimental_distribute, name, getattr(options.experimental_distribute, name))
+            _merge_set(getattr(options, name), getattr(merged, name))
+        _merge_set(options.experimental_distribute, merged.experimental_distribute)
         return merged
+
+
+def _merge_set(options: Any, into: Any) -> None:
+    """Sets those of a group of options that are not None in another group."""
+    for name in options.__slots__:
+        if getattr(options, name) is not None:
+            setattr(into, name, getattr(options, name))

@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from replicax._base.array_conversion import as_array
 from replicax._base.errors import InvalidArgumentError
-from replicax._base.specs import TensorShape, dtype_name
+from replicax._base.specs import TensorShape, as_dtype, dtype_name
+from replicax._base.type_spec import TypeSpec
 from replicax._base.types import Leaf, Tree
 from replicax._data import composites
 from replicax._data.ragged_forms import RaggedForms
@@ -222,7 +223,7 @@ def _rows(values: _Array | RaggedTensor, start: int, stop: int) -> _Array | Ragg
     return RaggedTensor(_rows(values.values, int(splits[0]), int(splits[-1])), splits - splits[0])
 
 
-class RaggedTensorSpec:
+class RaggedTensorSpec(TypeSpec):
     """The spec of a RaggedTensor: its shape, dtypes and number of ragged dimensions.
 
     >>> RaggedTensorSpec([None, None], "int32", 1, "int64")
@@ -231,15 +232,37 @@ class RaggedTensorSpec:
 
     __slots__ = ("shape", "dtype", "ragged_rank", "row_splits_dtype")
 
-    def __init__(self, shape: Any, dtype: Any, ragged_rank: int, row_splits_dtype: DTypeLike):
-        self.shape, self.dtype = TensorShape(shape), np.dtype(dtype)
+    def __init__(
+        self,
+        shape: Any = None,
+        dtype: Any = np.float32,
+        ragged_rank: int | None = None,
+        row_splits_dtype: DTypeLike = np.int64,
+        flat_values_spec: Any = None,
+    ):
+        self.shape, self.dtype = TensorShape(shape), as_dtype(dtype)
+        if ragged_rank is None:
+            if self.shape.rank is None:
+                raise ValueError("Must specify ragged_rank or a shape with a known rank.")
+            ragged_rank = self.shape.rank - 1
         self.ragged_rank, self.row_splits_dtype = ragged_rank, np.dtype(row_splits_dtype)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RaggedTensorSpec) and repr(self) == repr(other)
+    @property
+    def value_type(self) -> type:
+        """The class of ragged tensors; that of tensors where no dimension is ragged."""
+        return RaggedTensor if self.ragged_rank > 0 else jax.Array
 
-    def __hash__(self) -> int:
-        return hash(repr(self))
+    @property
+    def flat_values_spec(self) -> None:
+        """None: the values are a tensor."""
+
+    @classmethod
+    def from_value(cls, value: RaggedTensor) -> RaggedTensorSpec:
+        """Returns the spec of a ragged tensor."""
+        return cls(value.shape, value.dtype, value.ragged_rank, value.row_splits.dtype)
+
+    def _serialize(self) -> tuple[Any, ...]:
+        return self.shape, self.dtype, self.ragged_rank, self.row_splits_dtype
 
     def __repr__(self) -> str:
         names = dtype_name(self.dtype), self.ragged_rank, dtype_name(self.row_splits_dtype)

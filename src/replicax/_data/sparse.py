@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from replicax._base.specs import TensorShape, as_dtype, dtype_name
+from replicax._base.type_spec import TypeSpec
 from replicax._base.types import Leaf
 from replicax._data.composites import Composite
 from replicax._data.elements import as_host, as_tensor
@@ -92,7 +93,7 @@ def _values(value: Any) -> Any:
     return value if isinstance(value, (jax.Array, np.ndarray)) else as_tensor(as_host(value))
 
 
-class SparseTensorSpec:
+class SparseTensorSpec(TypeSpec):
     """The spec of a SparseTensor: its shape and dtype.
 
     >>> SparseTensorSpec([None, 3], "float32")
@@ -104,11 +105,18 @@ class SparseTensorSpec:
     def __init__(self, shape: Any = None, dtype: DTypeLike = np.float32):
         self.shape, self.dtype = TensorShape(shape), as_dtype(dtype)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SparseTensorSpec) and (self.shape, self.dtype) == (other.shape, other.dtype)
+    @property
+    def value_type(self) -> type:
+        """The class of sparse tensors."""
+        return SparseTensor
 
-    def __hash__(self) -> int:
-        return hash((self.shape, self.dtype))
+    @classmethod
+    def from_value(cls, value: SparseTensor) -> SparseTensorSpec:
+        """Returns the spec of a sparse tensor."""
+        return cls(value.shape, value.dtype)
+
+    def _serialize(self) -> tuple[Any, ...]:
+        return self.shape, self.dtype
 
     def __repr__(self) -> str:
         return f"SparseTensorSpec({self.shape!r}, {dtype_name(self.dtype)})"

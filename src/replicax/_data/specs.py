@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, TensorSpec, spec_of
+from replicax._base.type_spec import TypeSpec
 from replicax._base.types import Leaf, Tree
 from replicax._data import composites
 from replicax._data.composite_rows import RaggedRow, RaggedRowSpec
@@ -20,7 +23,7 @@ UNKNOWN_CARDINALITY = -2
 AUTOTUNE = -1
 
 
-class DatasetSpec:
+class DatasetSpec(TypeSpec):
     """The spec of a dataset that is an element of another one, such as those that `window` makes.
 
     >>> import replicax as rx
@@ -38,6 +41,19 @@ class DatasetSpec:
     def element_spec(self) -> Tree:
         """The spec of the dataset's elements."""
         return self._element_spec
+
+    @property
+    def value_type(self) -> type:
+        """The class of datasets."""
+        return Nested
+
+    @classmethod
+    def from_value(cls, value: Any) -> DatasetSpec:
+        """Returns the spec of a dataset."""
+        return cls(value.element_spec)
+
+    def _serialize(self) -> tuple[Tree, ...]:
+        return (self.element_spec,)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DatasetSpec) and self.element_spec == other.element_spec

@@ -29,7 +29,6 @@ ABSENT: dict[str, str] = {
     "ConfigProto": "There are no sessions to configure: leave it out",
     "CriticalSection": "JAX runs side effects in the program's order; use threading.Lock between threads",
     "Session": _GRAPHS,
-    "TypeSpec": "Use tf.TensorSpec, or jax.ShapeDtypeStruct",
     "AggregationMethod": "JAX adds gradients up itself: leave it out",
     "approx_top_k": "Use tf.math.top_k, or jax.lax.approx_max_k",
     "autograph.to_code": "Errors show the line of your code; the converted source is not kept",

@@ -14,13 +14,12 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from replicax._base import devices, errors, specs
+from replicax._base import devices, errors
 from replicax._base import nest as _nest
 from replicax._base.messages import shown
 from replicax._base.types import Tree
 from replicax._control_flow import cond_and_loops
 from replicax._tracing import autograph_switch, dataset_reads, frames
-from replicax._values import PerReplica
 from replicax._variables import creators
 from replicax.tf import _config
 from replicax.tf._host import jnp, lax
@@ -386,10 +385,3 @@ def get_logger() -> logging.Logger:
 def timestamp(name: str | None = None) -> jax.Array:
     """Returns the seconds since 1970, float64. In a traced function this is the time of tracing."""
     return jnp.asarray(time.time(), np.float64)
-
-
-def type_spec_from_value(value: Tree) -> Tree:
-    """Returns the spec of a value."""
-    if isinstance(value, PerReplica):
-        return specs.PerReplicaSpec(*(specs.spec_of(part) for part in value.values))
-    return specs.spec_of(value)

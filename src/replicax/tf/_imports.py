@@ -83,6 +83,9 @@ class _StandIn(_Finder):
         if fullname in _ONCE_LOADED:
             found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
             return _and_then(found, _ONCE_LOADED[fullname])
+        if fullname.partition(".")[0] == "tf_keras":  # Keras 2 on TensorFlow's graphs: Keras 3 stands in for it
+            module = _module(fullname.removeprefix("tf_"))
+            return importlib.machinery.ModuleSpec(fullname, _Served(module), is_package=True)
         return super().find_spec(fullname, path, target)
 
     def find_distributions(self, context: Any = _ANY) -> Iterator[importlib.metadata.Distribution]:
@@ -225,7 +228,7 @@ def uninstall() -> None:
     for finder in _installed:
         sys.meta_path.remove(finder)
     _installed.clear()
-    for name in [name for name in sys.modules if name == _TENSORFLOW or name.startswith(f"{_TENSORFLOW}.")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in (_TENSORFLOW, "tf_keras")]:
         del sys.modules[name]
 
 

@@ -74,7 +74,7 @@ searchsorted sort tensor_scatter_nd_add tensor_scatter_nd_max tensor_scatter_nd_
 tensor_scatter_nd_update unique unique_with_counts unravel_index where"""
 _FLOW = """case cond control_dependencies custom_gradient device executing_eagerly foldl foldr get_current_name_scope
 get_logger grad_pass_through group init_scope inside_function is_symbolic_tensor map_fn no_op recompute_grad scan
-stop_gradient switch_case timestamp tuple type_spec_from_value vectorized_map while_loop"""
+stop_gradient switch_case timestamp tuple vectorized_map while_loop"""
 _INITIALIZERS = """constant_initializer ones_initializer random_normal_initializer random_uniform_initializer
 zeros_initializer"""
 _LINALG = """adjoint band_part cholesky cholesky_solve cross det diag diag_part eig eigh eigvals eigvalsh expm inv
@@ -90,6 +90,7 @@ _EXAMPLES = "BytesList Example Feature FeatureList FeatureLists Features FloatLi
 _FEATURES = "FixedLenFeature FixedLenSequenceFeature RaggedFeature SparseFeature VarLenFeature"
 _TABLES = "StaticHashTable StaticVocabularyTable"
 _INITIALIZED = "KeyValueTensorInitializer TextFileIndex TextFileInitializer"
+_SPECS = "IndexedSlicesSpec NoneTensorSpec OptionalSpec TensorArraySpec TypeSpec type_spec_from_value"
 _SIZES = "AUTOTUNE INFINITE_CARDINALITY UNKNOWN_CARDINALITY"
 _CLIPS = "clip_by_global_norm clip_by_norm clip_by_value"
 
@@ -117,6 +118,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_from("_device_specs", "DeviceSpec"),
             **_from("_module", "Module"),
             **_from("_tensor_array", "TensorArray"),
+            **_from("_type_specs", _SPECS),
             **_from("_strings", "as_string print"),
             **_from("_serialization", "make_ndarray make_tensor_proto"),
             **_from("_paddings", "required_space_to_batch_paddings"),
@@ -224,8 +226,9 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
     "data": (
         "Datasets.",
         {
-            **_from("replicax.data", f"{_SIZES} DatasetSpec NumpyIterator Options"),
+            **_from("replicax.data", f"{_SIZES} DatasetSpec NumpyIterator Options ThreadingOptions"),
             "Iterator": _At("replicax.data", "DatasetIterator"),
+            **_from("_type_specs", "IteratorSpec"),
             **_from("_datasets", "Dataset FixedLengthRecordDataset TFRecordDataset TextLineDataset"),
         },
     ),
@@ -237,16 +240,27 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_from("_datasets", "Counter from_variant"),
             **_from("_csv", "CsvDataset make_batched_features_dataset make_csv_dataset"),
             **_from("replicax._base.types", "AutoShardPolicy"),
+            **_all("_data_experimental", "EXPERIMENTAL"),
+            **_from("replicax.data", "Optional"),
         },
     ),
     "experimental": (
         "A value that may be missing, and NumPy's functions.",
-        {**_from("replicax.data", "Optional"), **_from("_numpy_names", "numpy")},
+        {
+            **_from("replicax.data", "Optional"),
+            **_from("_numpy_names", "numpy"),
+            **_from("_experimental", "async_clear_error async_scope"),
+            **_from("_extension_types", "BatchableExtensionType ExtensionType ExtensionTypeSpec"),
+        },
     ),
+    "experimental.extension_type": ("Helpers for extension types.", _from("_extension_types", "as_dict")),
     "autograph": ("Control flow on tensors.", {}),
     "autograph.experimental": (
         "Control flow on tensors.",
-        _from("replicax._tracing.autograph_switch", "do_not_convert"),
+        {
+            **_from("replicax._tracing.autograph_switch", "do_not_convert"),
+            **_from("_experimental", "set_loop_options"),
+        },
     ),
     "train": (
         "Checkpoints and cluster descriptions.",
@@ -254,6 +268,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_all("replicax.train", "__all__"),
             **_from("replicax.cluster_resolver", "ClusterDef ClusterSpec JobDef"),
             **_from("_protos", _EXAMPLES),
+            **_from("_experimental", "CheckpointOptions"),
         },
     ),
     "tpu": ("TPU systems.", {}),

@@ -107,6 +107,7 @@ python.profiler | profiler_v2 trace | profiler.experimental
 python.saved_model | load save loader_impl save_options load_options signature_constants tag_constants | saved_model
 python.summary | summary summary_iterator writer | summary compat.v1
 python.tpu | device_assignment topology | tpu.experimental
+python.tpu | embedding_context_utils |
 python.trackable | autotrackable base data_structures resource | . train train.experimental AutoTrackable=Module
 python.training | checkpoint_management checkpoint_utils moving_averages saver server_lib | train distribute compat.v1
 python.training | optimizer training training_util py_checkpoint_reader coordinator | train compat.v1
@@ -220,17 +221,46 @@ def _make_decorator(target: Any, decorator_func: Any, *_: Any, **__: Any) -> Any
     return functools.update_wrapper(decorator_func, target)
 
 
+class _Metric:
+    """A count or a value of TensorFlow's monitoring, which nobody reads."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._value: Any = None
+
+    def get_cell(self, *labels: str) -> _Metric:
+        """Returns the metric itself, whatever the labels."""
+        return self
+
+    def set(self, value: Any) -> None:
+        """Sets the value."""
+        self._value = value
+
+    def value(self) -> Any:
+        """Returns the value."""
+        return self._value
+
+    def increase_by(self, value: Any) -> None:
+        """Adds to the value."""
+        self._value = (self._value or 0) + value
+
+    def add(self, value: Any) -> None:
+        """Does nothing: samples are not kept."""
+
+
 @functools.cache
 def _own() -> dict[str, dict[str, Any]]:
     inspection = {name: getattr(inspect, name) for name in dir(inspect) if not name.startswith("_")}
     unwrapping = {"unwrap": lambda function: ([], inspect.unwrap(function)), "make_decorator": _make_decorator}
     deprecations = ["deprecated", "deprecated_args", "deprecated_arg_values", "deprecated_alias"]
+    kinds = ["BoolGauge", "IntGauge", "StringGauge", "Counter", "Sampler", "Buckets", "ExponentialBuckets"]
     exports = ["tf_export", "keras_export", "estimator_export"]
     return {
         "__internal__.decorator": unwrapping,
         "python.tf2": {"enabled": lambda: True, "enable": lambda: None},
         "python.client.device_lib": {"list_local_devices": _list_local_devices},
         "python.eager.context": {"context": _context, "num_gpus": _num_gpus},
+        "python.eager.monitoring": dict.fromkeys(kinds, _Metric),
+        "python.tpu.embedding_context_utils": {"SequentialEmbeddingContext": lambda: contextlib.nullcontext()},
         "python.framework.smart_cond": {"smart_cond": _smart_cond, "smart_constant_value": _smart_constant_value},
         "python.util.deprecation": {"_PRINT_DEPRECATION_WARNINGS": False, **dict.fromkeys(deprecations, _decorator)},
         "python.util.tf_contextlib": {"contextmanager": contextlib.contextmanager},

@@ -71,20 +71,20 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
-            root, _, inner = alias.name.partition(".")
-            if root == _TENSORFLOW:
-                self._use(node, inner)
-                self._scopes[-1][alias.asname or root] = inner if alias.asname else ""
-            else:
+            root = alias.name.partition(".")[0]
+            inner = _inside(alias.name)
+            if inner is None:
                 self._use(node, alias.name, library=True)
-                self._scopes[-1][alias.asname or root] = None
+            else:
+                self._use(node, inner)
+            self._scopes[-1][alias.asname or root] = inner if alias.asname else _inside(root)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        root, _, inner = (node.module or "").partition(".")
-        if node.level == 0 and root != _TENSORFLOW:
+        inner = None if node.level else _inside(node.module or "")
+        if node.level == 0 and inner is None:
             self._use(node, node.module or "", library=True)
         for alias in node.names:
-            name = _joined(inner, alias.name) if root == _TENSORFLOW and node.level == 0 else None
+            name = None if inner is None else _joined(inner, alias.name)
             if name is not None and alias.name != "*":
                 self._use(node, name)
             self._scopes[-1][alias.asname or alias.name] = name
@@ -176,6 +176,14 @@ class _Reader(ast.NodeVisitor):
         for statement in body:
             self.visit(statement)
         self._scopes.pop()
+
+
+def _inside(module: str) -> str | None:
+    """Returns the name in `tensorflow` of an imported module, which may be `tf_keras`; None for another library's."""
+    root, _, inner = module.partition(".")
+    if root == "tf_keras":
+        return _joined("keras", inner) if inner else "keras"
+    return inner if root == _TENSORFLOW else None
 
 
 def _joined(outer: str, name: str) -> str:

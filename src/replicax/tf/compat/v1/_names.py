@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from replicax.tf import _absent, _names
+from replicax.tf.compat.v1 import _functions
 
 # The order of TensorFlow 1's arguments, where it differs, in all namespaces that have a function of this name.
 _ORDERS = """
@@ -156,6 +157,8 @@ def find(namespace: str, name: str) -> Any:
         AttributeError: there is none.
     """
     full = f"{namespace}.{name}" if namespace else name
+    if full in _functions.BY_NAME:
+        return _functions.BY_NAME[full]
     public = ELSEWHERE.get(full, full)
     try:
         if name.startswith("_") or full in OTHERS or f"compat.v1.{full}" in _absent.ABSENT:

@@ -1,0 +1,81 @@
+"""Names of `replicax.tf` whose results are no tensors: what they do."""
+
+
+def test_names_that_public_libraries_use(run_tf):
+    run_tf(
+        """
+        import tempfile
+        import numpy as np
+        import pytest
+        import replicax.tf as tf
+
+        with tf.experimental.async_scope():
+            assert float(tf.ones([]) + 1) == 2
+        tf.experimental.async_clear_error()
+
+        @tf.function
+        def count(n):
+            x = 0
+            while x < n:
+                tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+                x += 1
+            return x
+        assert int(count(tf.constant(3))) == 3
+        with pytest.raises(NotImplementedError, match="bound into the condition"):
+            tf.autograph.experimental.set_loop_options(maximum_iterations=3)
+
+        # Callbacks of checkpoints get the path; a number may be a variable of Keras.
+        written, folder = [], tempfile.mkdtemp()
+        options = tf.train.CheckpointOptions(experimental_write_callbacks=[written.append, lambda: written.append(0)])
+        checkpoint = tf.train.Checkpoint(x=tf.Variable(1.0))
+        paths = [checkpoint.write(folder + "/w", options=options), checkpoint.save(folder + "/s", options=options)]
+        manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=2)
+        iterations = tf.keras.optimizers.SGD().iterations
+        iterations.assign(7)
+        paths.append(manager.save(checkpoint_number=iterations, options=options))
+        assert paths[-1].endswith("ckpt-7") and written == [x for path in paths for x in (path, 0)]
+
+        # Summaries are read back.
+        writer = tf.summary.create_file_writer(folder + "/summaries")
+        with writer.as_default():
+            tf.summary.scalar("loss", 2.5, step=3)
+        writer.close()
+        file = tf.io.gfile.glob(folder + "/summaries/*")[0]
+        events = list(tf.compat.v1.train.summary_iterator(file))
+        assert [(e.step, v.tag) for e in events for v in e.summary.value] == [(3, "loss")]
+
+        # A vector chooses rows in TensorFlow 1.
+        rows = tf.compat.v1.where([True, False], tf.ones([2, 2]), tf.zeros([2, 2]))
+        assert rows.numpy().tolist() == [[1, 1], [0, 0]]
+        assert tf.compat.v1.where([False, True]).numpy().tolist() == [[1]]
+
+        records = tf.data.Dataset.from_tensor_slices([b"a", b"bc"])
+        tf.data.experimental.TFRecordWriter(folder + "/records").write(records)
+        assert [x.numpy() for x in tf.data.TFRecordDataset(folder + "/records")] == [b"a", b"bc"]
+        """
+    )
+
+
+def test_tf_keras_and_private_modules_are_served(run_tf):
+    run_tf(
+        """
+        import replicax.tf
+        replicax.tf.install()
+        import keras
+        import tensorflow as tf
+        import tf_keras
+        from tf_keras import layers
+        from tf_keras.layers import Dense
+        import tf_keras.backend as K
+        from tensorflow.python.eager import monitoring
+        from tensorflow.python.tpu import embedding_context_utils
+
+        assert tf_keras is tf.keras and Dense is keras.layers.Dense is layers.Dense
+        assert K.backend() == "jax"
+        gauge = monitoring.BoolGauge("/tf/name", "What it says.", "label")
+        gauge.get_cell("x").set(True)
+        assert gauge.get_cell("x").value() is True
+        with embedding_context_utils.SequentialEmbeddingContext():
+            pass
+        """
+    )
