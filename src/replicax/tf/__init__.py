@@ -3,7 +3,7 @@
 It has the names that distributed training loops use: `tf.distribute`, variables, functions, tapes, datasets, and the
 operations of `tf`, `tf.math`, `tf.nn`, `tf.linalg` and `tf.random`. Tensors are JAX arrays. Importing this module adds
 `numpy()` and `get_shape()` to them, makes them print as in TensorFlow, and allows 64-bit types where they are
-requested.
+requested. Random numbers of JAX compile faster on CPUs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from replicax._values import PerReplica as _PerReplica
 from replicax._variables.creators import name_scope, variable_creator_scope
 from replicax._variables.distributed import MirroredVariable as _MirroredVariable
 from replicax._variables.variable import Variable as _Variable
-from replicax.tf import _conversions, _dressing, _imports, _names, _private, distribute
+from replicax.tf import _conversions, _dressing, _imports, _names, _private, _threefry, distribute
 from replicax.tf._imports import install, uninstall
 from replicax.tf._names import namespace as _namespace
 
@@ -103,6 +103,7 @@ types = _namespace(
 
 
 _dressing.dress()
+_threefry.compile_quickly()
 
 _imports.serve_own_names()
 

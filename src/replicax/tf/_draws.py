@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 from collections.abc import Callable
-from typing import SupportsInt, TypeAlias
+from typing import Any, SupportsInt, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._base import array_conversion, jax_internals
 from replicax._base.specs import as_dtype
+from replicax._tracing import frames
 from replicax._variables.variable import Variable
+from replicax.tf import _host
 from replicax.tf import _random_keys as keys
 from replicax.tf._host import as_jax, settled
 from replicax.tf._ops import as_new_shape, convert_to_tensor, of_dtype
@@ -31,16 +35,64 @@ def drawn(
     return sample(keys.wrapped(words), shape, dtype, *parameters)
 
 
+_ROUNDED = 1 << 20  # the largest number of numbers that is rounded up
+_OFTEN = 100  # after so many draws a shape is worth a program of its own, whose calls are quicker
+_draws: collections.Counter[tuple[Draw, tuple[int, ...], np.dtype | None]] = collections.Counter()
+_FEW = 4096  # numbers of which two draws compile faster as one
+
+
+def now(
+    sample: Draw, words: jax.Array | np.ndarray, shape: tuple[int, ...] | None, dtype: np.dtype | None, *parameters: Any
+) -> jax.Array | np.ndarray:
+    """Returns what `drawn` returns, in eager code on a CPU without a program for each shape.
+
+    The first numbers are the same however many are drawn. So it draws some more, up to the next of few sizes, and drops
+    those that are over. Then it returns an array of NumPy.
+    """
+    if shape and sample in _LEADING and not any(np.ndim(p) for p in parameters):
+        count = math.prod(shape)
+        size, kind = (_rounded(count),), (sample, shape, dtype)
+        few = shape != size and count <= _ROUNDED and _draws[kind] < _OFTEN
+        if few and jax_internals.is_eager(frames.untaped_trace()) and _on_cpu(words):
+            _draws[kind] += 1
+            return np.asarray(drawn(sample, words, size, dtype, *parameters))[:count].reshape(shape)
+    return drawn(sample, words, shape, dtype, *parameters)
+
+
+def _rounded(count: int) -> int:
+    """Returns the next size: of those from 32 on there are four between a power of two and the next."""
+    step = 1 << max(3, count.bit_length() - 3)
+    return max(16, -(-count // step) * step)
+
+
+def _on_cpu(words: jax.Array | np.ndarray) -> bool:
+    """Returns whether what is drawn comes to lie on the CPU, where NumPy reads it."""
+    if isinstance(words, jax.Array):
+        return not words.committed and next(iter(words.devices())).platform == "cpu"
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+    return (jax.default_backend() if device is None else getattr(device, "platform", device)) == "cpu"
+
+
+def settle(found: jax.Array | np.ndarray) -> jax.Array:
+    """Returns what `now` returned as a tensor. It may share the memory, to which nobody writes."""
+    if isinstance(found, jax.Array):
+        return settled(found)
+    if _host.is_on():
+        return _host.hosted(found)
+    # `jnp.asarray` would compile a program for each shape; `jax.device_put` cuts 64 bits off.
+    return jax.device_put(found) if found.dtype.itemsize < 8 else array_conversion.as_array(found)
+
+
 # The functions below draw with this function. They call it with the arguments of `drawn` except the words, after these
 # have been checked, so that a call that fails does not advance a counter.
 
 
 def of_op(op: str, dtype: DTypeLike | None, seed: SupportsInt | None) -> Draw:
-    return lambda sample, *arguments: settled(drawn(sample, keys.of_op(op, dtype, seed), *map(as_jax, arguments)))
+    return lambda sample, *arguments: settle(now(sample, keys.of_op(op, dtype, seed), *map(as_jax, arguments)))
 
 
 def of_seed(seed: TensorLike) -> Draw:
-    return lambda sample, *arguments: settled(drawn(sample, words(seed), *map(as_jax, arguments)))
+    return lambda sample, *arguments: settle(now(sample, words(seed), *map(as_jax, arguments)))
 
 
 def _flat(draw: Draw, key: jax.Array, shape: tuple[int, ...], *parameters: object) -> jax.Array:
@@ -83,11 +135,23 @@ def _uniform_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, low: ja
         return jnp.maximum(low, _flat(jax.random.uniform, key, shape, dtype) * (high - low) + low)
     if np.dtype(dtype).itemsize < 8:
         if low.ndim == high.ndim == 0:
-            return _flat(jax.random.randint, key, shape, low, high, dtype)
+            return _flat(_integers_of, key, shape, dtype, low, high)
         return jax.random.randint(key, shape, low, high, dtype)
     # `randint` cuts wide bounds off if `jax_enable_x64` is off (JAX 0.10 to 0.12).
     span = jnp.maximum(high - low, 1).astype(np.uint64)
     return low + (_flat(jax.random.bits, key, shape, np.uint64) % span).astype(dtype)
+
+
+def _integers_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, low: jax.Array, high: jax.Array) -> jax.Array:
+    """Draws the numbers of `jax.random.randint`, which takes six times as long to compile."""
+    unsigned = np.dtype(f"u{dtype.itemsize}")
+    of_halves = jax.vmap if math.prod(shape) <= _FEW else lambda draw: functools.partial(jax.lax.map, draw)
+    upper, lower = of_halves(lambda half: jax.random.bits(half, shape, unsigned))(jax.random.split(key))
+    span = jnp.maximum(high.astype(unsigned) - low.astype(unsigned), 1)
+    span = jnp.broadcast_to(jnp.where(high <= low, span.dtype.type(1), span), shape)
+    root = jax.lax.rem(jnp.full(shape, 1 << (4 * dtype.itemsize), unsigned), span)
+    drawn = jax.lax.rem(upper, span) * jax.lax.rem(root * root, span) + jax.lax.rem(lower, span)
+    return low + jax.lax.rem(drawn, span).astype(dtype)
 
 
 def uniform(
@@ -108,6 +172,10 @@ def uniform(
 def full_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
     bits = _flat(jax.random.bits, key, shape, np.dtype(f"u{dtype.itemsize}"))
     return jax.lax.bitcast_convert_type(bits, dtype)
+
+
+# The samplers whose numbers are the same however many are drawn.
+_LEADING = (_normal_of, _truncated_of, _uniform_of, full_of)
 
 
 def _gamma_of(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype, alpha: jax.Array, beta: jax.Array) -> jax.Array:

@@ -98,7 +98,7 @@ class Generator:
     ) -> jax.Array:
         # Two programs, since a state that the drawing program returned would be lost if it ran out of memory.
         words, state = keys.of_state(self._state.value(), keys.replica())
-        drawn = _draws.drawn(sample, words, shape, dtype, *parameters)
+        drawn = _draws.settle(_draws.now(sample, words, shape, dtype, *parameters))
         self._state.assign(state, read_value=False)
         return drawn
 
