@@ -145,8 +145,8 @@ def test_optionals():
 
 def test_options_of_a_service_are_kept():
     options = Options()
-    options.experimental_service.address = "here"
-    assert R(3).with_options(options).batch(2).options().experimental_service.address == "here"
+    options.experimental_service.pinned = True
+    assert R(3).with_options(options).batch(2).options().experimental_service.pinned is True
 
 
 def test_methods_keep_the_files_and_options_of_their_dataset():

@@ -10,8 +10,8 @@ from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorShape, TensorSpec
 from replicax._base.types import Leaf, Tree
 from replicax._data import composites
-from replicax._data.ragged import RaggedTensor
-from replicax._data.sparse import SparseTensor
+from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
+from replicax._data.sparse import SparseTensor, SparseTensorSpec
 
 
 class RaggedRow(np.ndarray, composites.Composite):
@@ -70,6 +70,19 @@ def sparse_element(leaf: np.ndarray, shape: TensorShape) -> SparseTensor:
 def spec_of_sparse_element(spec: TensorSpec, shape: TensorShape) -> Tree:
     """Returns the spec of what `sparse_element` gives for arrays of this spec."""
     return _spec_of_sparse(shape.rank, spec.dtype)
+
+
+def host_spec_of(spec: RaggedTensorSpec | SparseTensorSpec) -> Tree:
+    """Returns the spec of what has a spec that users see: a pytree of those of its arrays."""
+    if isinstance(spec, SparseTensorSpec):
+        return _spec_of_sparse(spec.shape.rank, spec.dtype)
+    inner = tuple(spec.shape)[spec.ragged_rank + 1 :]
+    if not spec.ragged_rank:
+        return RaggedRowSpec((None, *inner), spec.dtype)
+    found: Tree = TensorSpec((None, *inner), spec.dtype)
+    for size in (*[None] * (spec.ragged_rank - 1), spec.shape[0]):
+        found = RaggedTensor(found, _spec_of_splits(size, spec.row_splits_dtype))  # type: ignore[arg-type]
+    return found
 
 
 def filled(spec: RaggedTensor | RaggedRowSpec, rows: int, value: int) -> Leaf:

@@ -21,10 +21,13 @@ from replicax._data import composites
 from replicax._data.base import Base
 from replicax._data.calls import call_user
 from replicax._data.combine import Combined
+from replicax._data.composite_rows import RaggedRow, RaggedRowSpec, host_spec_of
 from replicax._data.elements import as_host, host_structure, num_rows, read_only, structure_of
 from replicax._data.iterators import Unsure
+from replicax._data.ragged import RaggedTensorSpec
 from replicax._data.reading import Reading, Seeds, replayed, skipped
 from replicax._data.rows import CHUNK, fetch_from, plain_rows
+from replicax._data.sparse import SparseTensorSpec
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, first_spec, without_batch
 
 
@@ -150,8 +153,9 @@ class Sources(Combined):
             output_types: the elements' dtypes, in their structure.
             output_shapes: their shapes, in the same structure; None where not known.
             args: arguments for `generator`.
-            output_signature: `TensorSpec`s (or `jax.ShapeDtypeStruct`s) in the structure of the elements, in place of
-                the two. Without any of these, elements are taken as they come.
+            output_signature: `TensorSpec`s (or `jax.ShapeDtypeStruct`s, or the specs of ragged and sparse tensors) in
+                the structure of the elements, in place of the two. Without any of these, elements are taken as they
+                come.
 
         Raises:
             TypeError: `generator` is not callable, or (at iteration) yielded something else than was declared.
@@ -199,6 +203,8 @@ def names_of(files: object) -> list[bytes]:
 
 def _as_spec(spec: Tree) -> Tree:
     """Returns a leaf of a signature as a spec; raises TypeError for what is none."""
+    if isinstance(spec, (RaggedTensorSpec, SparseTensorSpec)):
+        return host_spec_of(spec)
     if isinstance(getattr(spec, "shape", None), TensorShape):
         return spec
     if hasattr(spec, "shape") and hasattr(spec, "dtype"):
@@ -236,4 +242,4 @@ def _checked_leaf(value: Tree, spec: TensorSpec) -> np.ndarray:
             f"`generator` yielded an element of shape {array.shape} where an element of shape {spec.shape} was "
             "expected."
         )
-    return array
+    return array.view(RaggedRow) if isinstance(spec, RaggedRowSpec) else array
