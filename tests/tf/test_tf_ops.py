@@ -129,7 +129,8 @@ import replicax.tf as tf
 def parameters(value):
     plain = callable(value) and not inspect.isclass(value)
     return list(inspect.signature(value).parameters) if plain else None
-elsewhere = "autograph", "data", "experimental", "lookup", "ragged", "sparse", "tpu", "train"  # in test_records.py
+# in test_records.py and test_tf_images.py
+elsewhere = "autograph", "data", "experimental", "image", "lookup", "ragged", "sparse", "tpu", "train"
 found = {space: {name: parameters(getattr(operator.attrgetter(space)(tf) if space else tf, name))
                  for name in _names.names(space)}
          for space in _names.NAMESPACES if space.partition(".")[0] not in elsewhere}

@@ -17,7 +17,7 @@ from typing import NoReturn
 from replicax._base import doc_pages, tracebacks
 
 _GRAPHS = "There are no graphs and sessions: call operations directly, and @tf.function compiles them"
-_JPEG = "Decode with Pillow or NumPy in the input pipeline (Dataset.map, Grain, PyTorch)"
+_JPEG_XL = "Decode JPEG XL with the library pillow-jxl-plugin, in tf.numpy_function"
 _OPERATIONS = "The operations of jax.numpy, jax.nn and jax.lax work on its tensors too"
 _RECURRENT = "Write the cell as a function and loop with tf.scan, or use flax.nnx.RNN"
 _SAMPLED = "Write it with tf.random.uniform and tf.gather"
@@ -61,14 +61,11 @@ ABSENT: dict[str, str] = {
     "hessians": "Use two tf.GradientTape, one in the other, or jax.hessian",
     "histogram_fixed_width": "Use jax.numpy.histogram",
     "hub": "Load weights with the library that publishes them, as NumPy arrays",
-    "image": "Use jax.image.resize for tensors, Pillow or OpenCV in the input pipeline",
+    "image.decode_jxl": _JPEG_XL,
+    "image.extract_glimpse": "Use tf.image.crop_and_resize",
+    "image.generate_bounding_box_proposals": "Use tf.image.non_max_suppression",
     "import_graph_def": _GRAPHS,
-    "io.decode_image": _JPEG,
-    "io.decode_jpeg": _JPEG,
-    "io.decode_png": _JPEG,
-    "io.decode_raw": "Use numpy.frombuffer in the input pipeline",
-    "io.encode_jpeg": "Encode with Pillow",
-    "io.encode_png": "Encode with Pillow",
+    "io.decode_jxl": _JPEG_XL,
     "io.write_graph": _GRAPHS,
     "linalg.LinearOperator": "Use plain matrices with tf.linalg.matmul and tf.linalg.solve, or the library lineax",
     "linalg.banded_triangular_solve": "Use tf.linalg.triangular_solve",

@@ -91,6 +91,9 @@ _FEATURES = "FixedLenFeature FixedLenSequenceFeature RaggedFeature SparseFeature
 _TABLES = "StaticHashTable StaticVocabularyTable"
 _INITIALIZED = "KeyValueTensorInitializer TextFileIndex TextFileInitializer"
 _SPECS = "IndexedSlicesSpec NoneTensorSpec OptionalSpec TensorArraySpec TypeSpec type_spec_from_value"
+_STRINGS = "decode_base64 decode_compressed decode_json_example encode_base64"
+_JPEG = "decode_and_crop_jpeg encode_jpeg extract_jpeg_shape is_jpeg"
+_FORMATS = "decode_bmp decode_gif decode_image decode_jpeg decode_png decode_webp encode_png"
 _SIZES = "AUTOTUNE INFINITE_CARDINALITY UNKNOWN_CARDINALITY"
 _CLIPS = "clip_by_global_norm clip_by_norm clip_by_value"
 
@@ -190,7 +193,22 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_from("_parse", "parse_example parse_single_example"),
             **_from("_csv", "decode_csv"),
             **_from("_sequences", "parse_sequence_example parse_single_sequence_example"),
-            **_from("_serialization", "decode_base64 decode_json_example encode_base64 parse_tensor serialize_tensor"),
+            **_from("_serialization", f"{_STRINGS} decode_raw parse_tensor serialize_tensor"),
+            **_from("_images.jpeg", _JPEG),
+            **_from("_images.formats", _FORMATS),
+        },
+    ),
+    "image": (
+        "Images.",
+        {
+            **_from("_images.jpeg", _JPEG),
+            **_from("_images.formats", _FORMATS),
+            **_all("_images.geometry", "GEOMETRY"),
+            **_all("_images.colors", "COLORS"),
+            **_all("_images.resizing", "RESIZING"),
+            **_all("_images.randoms", "RANDOMS"),
+            **_all("_images.boxes", "BOXES"),
+            **_all("_images.quality", "QUALITY"),
         },
     ),
     "io.gfile": ("Files on any file system.", _all("_gfile", "GFILE")),

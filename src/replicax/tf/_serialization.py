@@ -1,18 +1,19 @@
-"""Tensors as strings (`tf.io.serialize_tensor`, `tf.make_tensor_proto`), base64, and examples in JSON."""
+"""Tensors as strings (`tf.io.serialize_tensor`, `tf.make_tensor_proto`), raw bytes, base64, and examples in JSON."""
 
 from __future__ import annotations
 
 import base64
 import re
+import zlib
 from typing import Any
 
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
+from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import as_dtype
 from replicax._data.elements import as_host, as_strings
 from replicax.tf import _dtypes, _features, _wire
-from replicax.tf._ops import as_shape, convert_to_tensor, known
+from replicax.tf._ops import as_array, as_shape, convert_to_tensor, known
 from replicax.tf._parse import strings_of
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
 
@@ -136,6 +137,53 @@ def decode_base64(input: TensorLike, name: str | None = None) -> np.ndarray:
         return base64.urlsafe_b64decode(plain + b"=" * (-len(plain) % 4))
 
     return _each(decoded, input)
+
+
+def decode_raw(
+    input_bytes: TensorLike,
+    out_type: DTypeLike,
+    little_endian: bool = True,
+    fixed_length: int | None = None,
+    name: str | None = None,
+) -> Any:
+    """Returns the bytes of strings as numbers, along a new last dimension.
+
+    Args:
+        input_bytes: strings of one length.
+        out_type: the dtype of the numbers.
+        little_endian: whether the lowest byte of a number comes first.
+        fixed_length: how many bytes of each string are used; those that are missing are zeros.
+    """
+    strings, dtype = strings_of(input_bytes), np.dtype(as_dtype(out_type))
+    texts = strings.ravel().tolist()
+    length = len(texts[0]) if fixed_length is None and texts else fixed_length or 0
+    if length % dtype.itemsize or (fixed_length is not None and fixed_length <= 0):
+        raise InvalidArgumentError(
+            f"Input to DecodeRaw has length {length} that is not a multiple of {dtype.itemsize}, the size of "
+            f"{dtype.name}."
+        )
+    if fixed_length is None and any(len(text) != length for text in texts):
+        raise InvalidArgumentError(f"DecodeRaw requires input strings of one size, but not all have {length} bytes.")
+    content = b"".join(text[:length].ljust(length, b"\0") for text in texts)
+    if little_endian:
+        found = np.frombuffer(content, dtype)
+    else:
+        found = np.frombuffer(content, dtype).byteswap()
+    return as_array(found.reshape(*strings.shape, length // dtype.itemsize))
+
+
+def decode_compressed(bytes: TensorLike, compression_type: str = "", name: str | None = None) -> np.ndarray:
+    """Decompresses strings; `compression_type` is "ZLIB", "GZIP" or "" for those that are not compressed."""
+    if compression_type not in ("", "ZLIB", "GZIP"):
+        raise InvalidArgumentError(f"Only ZLIB, GZIP or NONE are supported compressions, got {compression_type!r}.")
+
+    def decoded(text: Any) -> Any:
+        try:
+            return zlib.decompress(text, 31 if compression_type == "GZIP" else 15) if compression_type else text
+        except zlib.error as error:
+            raise DataLossError(f"Invalid {compression_type} data: {error}") from error
+
+    return _each(decoded, bytes)
 
 
 def decode_json_example(json_examples: TensorLike, name: str | None = None) -> np.ndarray:

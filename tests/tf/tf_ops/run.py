@@ -33,12 +33,15 @@ INPUTS = {
 NAMESPACES = """tf math nn nn.experimental linalg random random.experimental bitwise strings io io.gfile debugging nest
 errors dtypes summary summary.experimental config config.experimental config.optimizer config.threading test
 profiler.experimental"""
+CASES = pathlib.Path(__file__).parent / "cases.txt"
+REPLICAS = True  # whether they are evaluated in the replicas of a strategy too
+NAMES = {"tf": tf, "np": np}  # of expressions, beside the inputs
 FLOATS = ("x", "y", "v", "k", "m", "images", "filters")
 
 
 def cases():
     """Pairs of how to evaluate and of an expression."""
-    for line in (pathlib.Path(__file__).parent / "cases.txt").read_text(encoding="utf-8").splitlines():
+    for line in CASES.read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
             how, found, expression = line.partition(": ")
             plain = found and how in ("eager", "raises", "nograd")
@@ -82,7 +85,7 @@ def evaluate(how, expression, inputs):
     watched = [inputs[name] for name in FLOATS]
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(watched)
-        value = eval(expression, {**inputs, "tf": tf, "np": np})
+        value = eval(expression, {**inputs, **NAMES})
     floating = [t for t in tensors(value) if t.dtype in (tf.float32, tf.float16, tf.bfloat16, tf.float64)]
     gradients = {}
     if not how:
@@ -98,7 +101,7 @@ def eager(how, expression, inputs=INPUTS):
         value, gradients = evaluate(how, expression, inputs)
         return {"value": plain(value), "gradients": plain(gradients)}
     try:
-        eval(expression, {**inputs, "tf": tf, "np": np})
+        eval(expression, {**inputs, **NAMES})
     except Exception as error:
         for kind in type(error).__mro__:
             if kind.__name__ == "InvalidArgumentError" or kind.__module__ == "builtins":
@@ -149,7 +152,7 @@ def in_python(cases):
             if how == "raises":
                 results[expression] = outcome(lambda: eager(how, expression, inputs))  # noqa: B023
             else:
-                value = lambda: {"value": plain(eval(expression, {**inputs, "tf": tf, "np": np}))}  # noqa: B023, E731
+                value = lambda: {"value": plain(eval(expression, {**inputs, **NAMES}))}  # noqa: B023, E731
                 results[expression] = outcome(value)
         return 0
 
@@ -194,7 +197,7 @@ def main():
         result = {
             "eager": {expression: outcome(lambda: eager(how, expression)) for how, expression in at_once},  # noqa: B023
             "function": compiled(rest, lambda f, inputs: tf.function(f)(inputs)),
-            "replicas": compiled(alike, in_replicas),
+            "replicas": compiled(alike, in_replicas) if REPLICAS else {},
             "python": in_python(table),
         }
     lines = [
@@ -206,4 +209,5 @@ def main():
     pathlib.Path(sys.argv[2]).write_text("{" + ",\n".join(lines) + "}\n", encoding="utf-8")
 
 
-main()
+if __name__ == "__main__":
+    main()

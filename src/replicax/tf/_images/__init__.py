@@ -1,0 +1,1 @@
+"""`tf.image`, and the operations of `tf.io` that decode and encode images."""
