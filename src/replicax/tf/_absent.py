@@ -20,7 +20,6 @@ _GRAPHS = "There are no graphs and sessions: call operations directly, and @tf.f
 _JPEG_XL = "Decode JPEG XL with the library pillow-jxl-plugin, in tf.numpy_function"
 _OPERATIONS = "The operations of jax.numpy, jax.nn and jax.lax work on its tensors too"
 _RECURRENT = "Write the cell as a function and loop with tf.scan, or use flax.nnx.RNN"
-_SAMPLED = "Write it with tf.random.uniform and tf.gather"
 
 ABSENT: dict[str, str] = {
     "Graph": _GRAPHS,
@@ -80,14 +79,11 @@ ABSENT: dict[str, str] = {
     "math.special": "Use jax.scipy.special",
     "mlir": "jax.jit(f).lower(...).as_text() shows the program",
     "nn.RNNCell": _RECURRENT,
-    "nn.all_candidate_sampler": _SAMPLED,
     "nn.ctc_beam_search_decoder": "Decode outside of compiled code, for example with pyctcdecode",
     "nn.ctc_greedy_decoder": "Use tf.argmax and remove repeated labels, outside of compiled code",
     "nn.ctc_loss": "Use optax.losses.ctc_loss",
     "nn.fractional_avg_pool": "Use tf.nn.avg_pool",
     "nn.fractional_max_pool": "Use tf.nn.max_pool",
-    "nn.nce_loss": _SAMPLED,
-    "nn.sampled_softmax_loss": _SAMPLED,
     "placeholder": _GRAPHS,
     "quantization": "Use the library qwix, or jax.lax with int8 operands",
     "queue": "Use queue.Queue of Python, and datasets for input",

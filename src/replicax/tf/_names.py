@@ -84,6 +84,8 @@ _NN = """batch_normalization bias_add compute_average_loss crelu dropout elu gel
 local_response_normalization log_poisson_loss log_softmax lrn moments relu relu6 scale_regularization_loss selu
 sigmoid_cross_entropy_with_logits silu softmax softmax_cross_entropy_with_logits softplus softsign
 sparse_softmax_cross_entropy_with_logits swish weighted_cross_entropy_with_logits weighted_moments"""
+_CANDIDATES = """all_candidate_sampler compute_accidental_hits fixed_unigram_candidate_sampler
+learned_unigram_candidate_sampler"""
 _CONVOLUTIONS = """atrous_conv2d conv1d conv1d_transpose conv2d conv2d_transpose conv3d conv3d_transpose conv_transpose
 convolution depthwise_conv2d pool separable_conv2d"""
 _EXAMPLES = "BytesList Example Feature FeatureList FeatureLists Features FloatList Int64List SequenceExample"
@@ -152,6 +154,8 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_from("_indexing", "embedding_lookup"),
             **_from("_sparse_embeddings", "embedding_lookup_sparse safe_embedding_lookup_sparse"),
             **_from("_arrays", "depth_to_space space_to_depth"),
+            **_from("_sampled_losses", "nce_loss sampled_softmax_loss"),
+            **_from("_candidates", _CANDIDATES),
         },
     ),
     "nn.experimental": ("Names that TensorFlow keeps under `experimental`.", _from("_nn", "stateless_dropout")),
@@ -163,7 +167,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_from("_math", "global_norm"),
         },
     ),
-    "random": ("Random numbers.", _all("_random", "RANDOM")),
+    "random": ("Random numbers.", {**_all("_random", "RANDOM"), **_all("_candidates", "SAMPLERS")}),
     "random.experimental": (
         "Names that TensorFlow keeps under `experimental`.",
         {
