@@ -78,6 +78,8 @@ class Program:
         self._over_devices = any(mesh.mesh.size > 1 for mesh in meshes) or not places <= {level.device}
         meshes = [] if level.local else meshes
         self._optimized = optimizes_programs()
+        if self._optimized and jax.default_backend() == "cpu":
+            self.jaxpr = cpu_convolutions.exchanged(self.jaxpr)
         self._packing = packing_for(meshes[0] if meshes else None) if self._optimized else None
         # Of replicas whose calls in flight are bounded, or watched by the workers of a job; these count first.
         meshes = sorted((mesh for mesh in meshes if mesh.needs_bound or not mesh.all_local), key=lambda m: m.all_local)

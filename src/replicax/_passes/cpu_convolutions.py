@@ -1,11 +1,16 @@
-"""Convolutions in branches and loops of programs for the CPU, where XLA makes 100 times slower code of some.
+"""Convolutions of programs for the CPU in the forms of which XLA makes fast code.
 
 Its fast convolutions take dimensions in one order only: batch, space, features. It brings others to that order, such as
-those of gradients, but only where they stand in a program's outermost computation.
+those of gradients, but only where they stand in a program's outermost computation. In branches and loops it makes 100
+times slower code of them.
+
+The gradient of a transposed convolution's kernel is a convolution of dilated inputs with a kernel as large as an image,
+of which XLA's code is 30 times slower than of the same with both in each other's place (benchmarks/convolutions.py).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +19,9 @@ import jax.extend.core as jex
 from jax import lax
 
 from replicax._base import jax_internals
-from replicax._base.jaxprs import equations
+from replicax._base.jaxprs import equations, equations_in, kind_of
+from replicax._passes.interpret import Interpreter, Rule
+from replicax._passes.primitives import CALLS
 from replicax._passes.uneven_replicas import unwrapped
 
 
@@ -37,6 +44,59 @@ def _in_order(eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
 
 # Rules for an `Interpreter`.
 RULES = {"conv_general_dilated": _in_order}
+
+
+def rule_for(eqn: jex.JaxprEqn) -> Rule[jax.Array] | None:
+    """Returns what computes an equation if it is a convolution whose operands are better exchanged, None for others."""
+    return _exchanged if _is_kernels_gradient(eqn) else None
+
+
+def _is_kernels_gradient(eqn: jex.JaxprEqn) -> bool:
+    """Returns whether an equation convolves dilated inputs with a kernel that is larger than the result."""
+    if eqn.primitive.name != "conv_general_dilated":
+        return False
+    params, numbers = eqn.params, eqn.params["dimension_numbers"]
+    if params["feature_group_count"] != 1 or params["batch_group_count"] != 1 or max(params["lhs_dilation"]) == 1:
+        return False
+    if max(params["window_strides"]) > 1 or max(params["rhs_dilation"]) > 1:
+        return False
+    kernel, out = kind_of(eqn.invars[1]).shape, kind_of(eqn.outvars[0]).shape
+    return bool(math.prod(kernel[i] for i in numbers.rhs_spec[2:]) > math.prod(out[i] for i in numbers.out_spec[2:]))
+
+
+def _exchanged(eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
+    """Computes such an equation with its operands exchanged, from the result's end to its beginning."""
+    left, right = operands
+    params, numbers = eqn.params, eqn.params["dimension_numbers"]
+    out = kind_of(eqn.outvars[0]).shape
+    padding = []
+    dims = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:])
+    for (a, b, c), dilation, (low, _) in zip(dims, params["lhs_dilation"], params["padding"]):
+        before = out[c] - 1 - low
+        padding.append((before, out[c] - right.shape[b] - before + dilation * (left.shape[a] - 1)))
+    features, batch, *space = numbers.out_spec
+    exchanged = {
+        "padding": tuple(padding),
+        "lhs_dilation": params["rhs_dilation"],
+        "rhs_dilation": params["lhs_dilation"],
+        "dimension_numbers": lax.ConvDimensionNumbers(numbers.rhs_spec, numbers.lhs_spec, (batch, features, *space)),
+    }
+    (result,) = jax_internals.rebind(eqn, {**params, **exchanged}, [right, left])
+    return [lax.rev(result, space)]
+
+
+class _Exchanging(Interpreter[jax.Array]):
+    def rule(self, eqn: jex.JaxprEqn) -> Rule[jax.Array] | None:
+        if (rule := rule_for(eqn)) is not None:
+            return rule
+        return self.enter if eqn.primitive.name in CALLS and any(map(_is_kernels_gradient, equations_in(eqn))) else None
+
+
+def exchanged(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Returns a jaxpr in which the operands of such convolutions are exchanged; itself where there are none."""
+    if closed.effects or not any(map(_is_kernels_gradient, equations(closed))):
+        return closed
+    return jax.make_jaxpr(lambda *args: _Exchanging().run(closed, args))(*closed.in_avals)
 
 
 def convolves(closed: jex.ClosedJaxpr) -> bool:

@@ -17,6 +17,7 @@ from jax import lax
 
 from replicax._base import jax_internals
 from replicax._base.jaxprs import equations_in, kind_of
+from replicax._passes import cpu_convolutions
 from replicax._passes.interpret import Interpreter, Rule
 from replicax._passes.primitives import CALLS
 
@@ -24,20 +25,20 @@ LIMIT = 1 << 19  # elements that are transposed; more cost what the fast routine
 
 
 def in_order(closed: jex.ClosedJaxpr, *args: jax.Array) -> list[jax.Array]:
-    """Computes a jaxpr, its products that sum over first dimensions by the fast routine."""
+    """Computes a jaxpr, its products that sum over first dimensions and its convolutions by XLA's fast routines."""
     return _InOrder().run(closed, args)
 
 
 def rule_for(eqn: jex.JaxprEqn) -> Rule[jax.Array] | None:
-    """Returns what computes an equation if it is a product that sums over first dimensions, None for others."""
-    return _product if _sums_over_rows(eqn) else None
+    """Returns what computes an equation in another form, None for equations that XLA computes fast."""
+    return _product if _sums_over_rows(eqn) else cpu_convolutions.rule_for(eqn)
 
 
 class _InOrder(Interpreter[jax.Array]):
     def rule(self, eqn: jex.JaxprEqn) -> Rule[jax.Array] | None:
         if (rule := rule_for(eqn)) is not None:
             return rule
-        if eqn.primitive.name in CALLS and any(map(_sums_over_rows, equations_in(eqn))):
+        if eqn.primitive.name in CALLS and any(rule_for(inner) is not None for inner in equations_in(eqn)):
             return self.enter
         return None
 

@@ -1,0 +1,95 @@
+"""The gradient of a transposed convolution's kernel has the operands exchanged on CPU devices, and is the same."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from strategies import ctx, mirrored
+
+import replicax as rx
+from replicax._passes import cpu_convolutions
+
+NUMBERS = ("NHWC", "HWIO", "NHWC")
+
+
+def transposed(x, kernel, strides, padding):
+    return lax.conv_general_dilated(x, kernel, (1, 1), padding, lhs_dilation=strides, dimension_numbers=NUMBERS)
+
+
+def gradient(x, kernel, strides, padding):
+    weights = jnp.cos(jnp.arange(transposed(x, kernel, strides, padding).size, dtype=np.float32))
+    return jax.grad(lambda k: jnp.vdot(transposed(x, k, strides, padding), weights))(kernel)
+
+
+def dilations(jaxpr):
+    return [eqn.params["lhs_dilation"] for eqn in cpu_convolutions.equations(jaxpr) if "conv" in eqn.primitive.name]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "strides", "padding"),
+    [
+        ((5, 5), (2, 2), ((3, 2), (3, 2))),
+        ((3, 3), (2, 2), ((2, 1), (1, 2))),
+        ((4, 3), (3, 2), ((0, 0), (0, 1))),
+        ((3, 3), (2, 2), ((5, 5), (4, 6))),
+        ((2, 4), (1, 2), ((1, 0), (2, 2))),
+        ((3, 3), (2, 2), ((-1, 2), (1, -1))),
+    ],
+)
+def test_gradients_are_the_same(kernel, strides, padding):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 6, 7, 4)).astype(np.float32)
+    k = rng.normal(size=(*kernel, 4, 5)).astype(np.float32)
+
+    def function(x, k):
+        return jax.jit(gradient, static_argnums=(2, 3))(x, k, strides, padding)
+
+    jaxpr = jax.make_jaxpr(function)(x, k)
+    other = cpu_convolutions.exchanged(jaxpr)
+    assert sum(max(d) > 1 for d in dilations(other)) < sum(max(d) > 1 for d in dilations(jaxpr))
+    (found,) = jax.jit(jax.extend.core.jaxpr_as_fun(other))(x, k)
+    np.testing.assert_allclose(found, function(x, k), rtol=1e-4, atol=1e-4)
+
+
+def test_other_convolutions_and_programs_stay_as_they_are():
+    x, k = np.ones((1, 6, 6, 2), np.float32), np.ones((3, 3, 2, 2), np.float32)
+    for jaxpr in (
+        jax.make_jaxpr(lambda x, k: transposed(x, k, (2, 2), ((3, 2), (3, 2))))(x, k),
+        jax.make_jaxpr(lambda x, k: gradient(x, k, (1, 1), "SAME"))(x, k),
+        jax.make_jaxpr(lambda x: x + 1)(x),
+    ):
+        assert cpu_convolutions.exchanged(jaxpr) is jaxpr
+
+
+@pytest.mark.parametrize("replicas", [0, 2])
+def test_functions_and_replicas_compute_them_in_that_form(replicas):
+    x = np.random.default_rng(1).normal(size=(2, 5, 5, 3)).astype(np.float32)
+    k = np.random.default_rng(2).normal(size=(3, 3, 3, 4)).astype(np.float32)
+    strategy = mirrored(replicas) if replicas else None
+
+    def replica(x):
+        found = gradient(x, k, (2, 2), ((2, 1), (2, 1)))
+        return ctx().all_reduce("sum", found) / replicas if replicas else found
+
+    def step_of():
+        if strategy is None:
+            return rx.function(replica)
+        return rx.function(lambda x: strategy.run(replica, args=(x,)))
+
+    def found_with(optimize):
+        rx.config.optimize_programs(optimize)
+        step = step_of()
+        found = step(jnp.asarray(x))
+        found = found if strategy is None else strategy.experimental_local_results(found)[0]
+        return found, step.lower(jnp.asarray(x)).as_text().count("lhs_dilate = [2, 2]")
+
+    try:
+        on, dilated_on = found_with(True)
+        off, dilated_off = found_with(False)
+    finally:
+        rx.config.optimize_programs(True)
+    np.testing.assert_allclose(on, off, rtol=1e-4, atol=1e-4)
+    assert dilated_on < dilated_off
