@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+# Variables that say where compiled programs are kept (`_base/compilation_cache.py`): the first is ours.
+_CACHES = "REPLICAX_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
 # The folder of the `sitecustomize` that serves TensorFlow's names.
 _AT_START = Path(__file__).parents[1] / "tf" / "_at_start"
 
@@ -15,4 +17,7 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     old = [folder for folder in base.get("PYTHONPATH", "").split(os.pathsep) if folder]
     folders = [str(_AT_START), *(folder for folder in old if folder != str(_AT_START))]
     # A process may import Keras alone, which asks for its backend first of all.
-    return {**base, "PYTHONPATH": os.pathsep.join(folders), "KERAS_BACKEND": "jax"}
+    made = {**base, "PYTHONPATH": os.pathsep.join(folders), "KERAS_BACKEND": "jax"}
+    if not any(name in base for name in _CACHES):
+        made[_CACHES[0]] = "default"
+    return made
