@@ -129,8 +129,8 @@ import replicax.tf as tf
 def parameters(value):
     plain = callable(value) and not inspect.isclass(value)
     return list(inspect.signature(value).parameters) if plain else None
-# in test_records.py and test_tf_images.py
-elsewhere = "autograph", "data", "experimental", "image", "lookup", "ragged", "sparse", "tpu", "train"
+# in test_records.py, test_tf_images.py and test_tf_libraries.py
+elsewhere = "autograph", "data", "experimental", "image", "lookup", "ragged", "raw_ops", "sparse", "tpu", "train", "xla"
 found = {space: {name: parameters(getattr(operator.attrgetter(space)(tf) if space else tf, name))
                  for name in _names.names(space)}
          for space in _names.NAMESPACES if space.partition(".")[0] not in elsewhere}
@@ -142,7 +142,8 @@ print(json.dumps(found))
 
 
 def test_every_operation_is_used_in_an_expression(names):
-    files = [FOLDER / "cases.txt", *(FOLDER.parent / "tf_records").glob("*.txt")]
+    files = [FOLDER / "cases.txt", FOLDER.parent / "tf_libraries" / "cases.txt"]
+    files += (FOLDER.parent / "tf_records").glob("*.txt")
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
     other = set(ELSEWHERE.split())
     absent = []

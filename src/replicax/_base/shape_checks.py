@@ -6,6 +6,8 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 
 class Dimension:
     """One dimension of a shape as `TensorShape.dims` lists it: `value` is its size, None where it is not known.
@@ -33,6 +35,9 @@ class Dimension:
         return self._value
 
     __int__ = __index__
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.__index__(), dtype)
 
     def __eq__(self, other: object) -> Any:
         found = _size(other)

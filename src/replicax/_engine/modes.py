@@ -9,9 +9,11 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
-from replicax._base import profiling
+import numpy as np
+
+from replicax._base import array_conversion, nest, profiling
 from replicax._base.errors import OutOfRangeError
-from replicax._base.types import Tree
+from replicax._base.types import Leaf, Tree
 from replicax._data import calls
 from replicax._tracing import autograph_switch, frames
 from replicax._tracing.dataset_reads import Abort, given_back
@@ -152,6 +154,7 @@ class PythonCode:
 
     def rehearse(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> None:
         """Runs eagerly for the variables that are made on the way, and takes back what is assigned."""
+        args, kwargs = nest.map_structure(_as_tensor, (args, kwargs))
         numbers = self.random_numbers
         token = _rehearses.set(True)  # a compiled function in it would take over the arrays that are to come back
         try:
@@ -163,3 +166,8 @@ class PythonCode:
         finally:
             _rehearses.reset(token)
             self.random_numbers = numbers
+
+
+def _as_tensor(leaf: Leaf) -> Leaf:
+    """Returns an array of NumPy as a traced function would see it: with what `replicax.tf` adds to JAX's arrays."""
+    return array_conversion.as_array(leaf) if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufcV" else leaf

@@ -84,7 +84,7 @@ class TensorAssertions:
         """Asserts that two arrays, or the arrays of two structures, differ by at most `atol + rtol * abs(b)`.
 
         Raises:
-            ValueError: only one of the values is a dict, or two lists have different lengths.
+            ValueError: only one of the values is a dict.
         """
         _close(self, a, b, rtol, atol, msg, "")
 
@@ -218,16 +218,14 @@ class TensorAssertions:
         self: Any, exception_type: type[Exception], expected_err_re_or_predicate: _Expected
     ) -> Iterator[None]:
         """Returns a context that must raise an error whose text matches a pattern, or for which a function is true."""
+        expected = expected_err_re_or_predicate
         try:
             yield
-        except exception_type as error:
-            expected = expected_err_re_or_predicate
-            if callable(expected):
-                fits = bool(expected(error))
-            else:
-                fits = re.search(expected, str(error)) is not None
-            if not fits:
-                raise AssertionError(f"{type(error).__name__} does not match {expected!r}: {error}") from error
+        except Exception as error:
+            matches = expected if callable(expected) else lambda error: re.search(expected, str(error))
+            if not isinstance(error, exception_type) or not matches(error):
+                wanted = f"{exception_type.__name__} that matches {expected!r}"
+                raise AssertionError(f"Expected {wanted}, got {type(error).__name__}: {error}") from error
         else:
             self.fail(f"{exception_type.__name__} was not raised.")
 
@@ -262,7 +260,7 @@ def _close(case: Any, a: Any, b: Any, rtol: float, atol: float, msg: object, whe
     nested = isinstance(a, (list, tuple)) and (_holds_structures(a) or as_array(a).dtype == object)
     if nested:
         if len(a) != len(b):
-            raise ValueError(f"Mismatched length: a{where} has {len(a)} items, but b{where} has {len(b)}.{_said(msg)}")
+            case.fail(f"Mismatched length: a{where} has {len(a)} items, but b{where} has {len(b)}.{_said(msg)}")
         for index, (one, other) in enumerate(zip(a, b)):
             _close(case, one, other, rtol, atol, msg, f"{where}[{index}]")
         return

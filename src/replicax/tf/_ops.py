@@ -222,6 +222,8 @@ def as_shape(shape: ShapeLike) -> tuple[int, ...]:
 
 
 def _dimension(value: TensorLike) -> int:
+    if isinstance(value, TENSORS) and value.dtype.kind == "f":
+        return int(known(value, "An element of the shape", _STATIC))  # as in TensorFlow, where lists have such tensors
     return operator.index(known(value, "An element of the shape", _STATIC))
 
 

@@ -1,4 +1,6 @@
-"""Evaluates the expressions of the `.txt` files here: `python run.py MODULE RESULT`, MODULE `tensorflow` or ours.
+"""Evaluates expressions: `python run.py MODULE RESULT [FILE ...]`, MODULE `tensorflow` or ours.
+
+They are in the `.txt` files here, unless other files are named.
 
 The result is a JSON object: for each expression its value, or the class and the text of its error.
 """
@@ -129,9 +131,7 @@ def cases(path):
 
 def main():
     result = {}
-    for path in sorted(pathlib.Path(__file__).parent.glob("*.txt")):
-        if len(sys.argv) > 3 and path.stem not in sys.argv[3:]:
-            continue
+    for path in map(pathlib.Path, sys.argv[3:] or sorted(pathlib.Path(__file__).parent.glob("*.txt"))):
         for line in cases(path):
             if line.startswith("let: "):
                 exec(line.removeprefix("let: "), globals())
