@@ -30,6 +30,7 @@ PACKAGES = (
     "_parameter_server",
     "_rpc",
     "_optim",
+    "_saved_model",
     "_benchmark",
     "_integrations",
     "_strategies",

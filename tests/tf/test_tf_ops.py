@@ -31,7 +31,7 @@ nn.experimental.stateless_dropout debugging.disable_check_numerics debugging.ena
 debugging.set_log_device_placement make_ndarray make_tensor_proto
 debugging.disable_traceback_filtering debugging.enable_traceback_filtering
 """
-ELSEWHERE_ALL = ("config", "errors", "io", "random", "summary", "test", "version")
+ELSEWHERE_ALL = ("config", "errors", "io", "random", "saved_model", "summary", "test", "version")
 
 
 def difference(expected, got, where=""):

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 from jax.typing import ArrayLike, DTypeLike
 
 from replicax._base.specs import has_64_bit_types
@@ -78,6 +79,19 @@ def as_array(value: Leaf) -> jax.Array:
             dtype = jax.dtypes.canonicalize_dtype(value.dtype)
             return jnp.asarray(np.array(value, dtype), dtype=dtype)
     return jnp.asarray(value)
+
+
+def has_symbolic_sizes(value: Leaf) -> bool:
+    """Returns whether a value is a dimension of a symbolic shape, or a NumPy array of dimensions with such ones."""
+    if isinstance(value, np.ndarray):
+        return value.dtype == np.dtype(object) and any(map(export.is_symbolic_dim, value.flat))
+    return bool(export.is_symbolic_dim(value))
+
+
+def of_sizes(value: Leaf, dtype: DTypeLike = np.int32) -> jax.Array:
+    """Returns dimensions, of which some are symbolic, as an array."""
+    sizes = np.asarray(value, object)
+    return jnp.stack([jnp.asarray(size, dtype=dtype) for size in sizes.flat]).reshape(sizes.shape)
 
 
 def strong(array: ArrayLike) -> jax.Array:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
 from replicax._base.messages import received
 from replicax._base.shape_checks import Dimension, ShapeChecks
@@ -75,8 +76,8 @@ class TensorShape(ShapeChecks, tuple[int | None, ...]):
             dims = [d.value if isinstance(d, Dimension) else d for d in dims]
         if isinstance(dims, (int, np.integer)):
             dims = (int(dims),)
-        values = tuple(None if d is None else int(d) for d in dims) if known else ()  # type: ignore[union-attr]
-        if any(d is not None and d < 0 for d in values):
+        values = tuple(map(_dimension, dims)) if known else ()  # type: ignore[arg-type]
+        if any(isinstance(d, int) and d < 0 for d in values):
             raise ValueError(f"Dimensions must be >= 0, or None where they are not known, got {list(values)}.")
         self = super().__new__(cls, values)
         self._known = known
@@ -93,11 +94,11 @@ class TensorShape(ShapeChecks, tuple[int | None, ...]):
         """Returns the dimensions; raises `ValueError` for a shape of unknown rank."""
         if not self._known:
             raise ValueError("as_list() is not defined on an unknown TensorShape.")
-        return list(self)
+        return list(map(_size, self))
 
     def is_fully_defined(self) -> bool:
         """Returns whether every dimension is known."""
-        return self._known and None not in self
+        return self._known and None not in map(_size, self)
 
     def num_elements(self) -> int | None:
         """Returns the product of the dimensions, None where one is not known."""
@@ -108,7 +109,8 @@ class TensorShape(ShapeChecks, tuple[int | None, ...]):
         other = TensorShape(other)
         if not (self._known and other._known):
             return True
-        return len(self) == len(other) and all(a is None or b is None or a == b for a, b in zip(self, other))
+        pairs = zip(map(_size, self), map(_size, other))
+        return len(self) == len(other) and all(a is None or b is None or a == b for a, b in pairs)
 
     def assert_is_compatible_with(self, other: ShapeLike) -> None:
         """Raises `ValueError` where a tensor cannot have both shapes."""
@@ -140,7 +142,9 @@ class TensorShape(ShapeChecks, tuple[int | None, ...]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (tuple, list)):
             return NotImplemented
-        return self._known == getattr(other, "_known", True) and tuple(self) == tuple(other)
+        if self._known != getattr(other, "_known", True) or len(self) != len(other):
+            return False
+        return all(a == b or (a is None or b is None) and _size(a) is _size(b) for a, b in zip(self, other))
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -149,10 +153,10 @@ class TensorShape(ShapeChecks, tuple[int | None, ...]):
         return tuple.__hash__(self) if self._known else hash(TensorShape)
 
     def __str__(self) -> str:
-        return tuple.__repr__(self) if self._known else "<unknown>"
+        return repr(tuple(map(_size, self))) if self._known else "<unknown>"
 
     def __repr__(self) -> str:
-        return f"TensorShape({list(self) if self._known else None})"
+        return f"TensorShape({self.as_list() if self._known else None})"
 
     def __reduce__(self) -> tuple[object, ...]:
         return TensorShape, (tuple(self) if self._known else None,)
@@ -174,6 +178,20 @@ class ShapeList(list[Any]):
 jax.tree_util.register_pytree_node(ShapeList, lambda sizes: (tuple(sizes), None), lambda _, sizes: ShapeList(sizes))
 
 
+def _dimension(size: Any) -> Any:
+    """Returns a dimension as shapes have it: an int, None, or a dimension of JAX's symbolic shapes as it is."""
+    return size if size is None or _is_symbolic(size) else int(size)
+
+
+def _size(dimension: Any) -> int | None:
+    """Returns a dimension if it is known; None for one that is not, or is one of JAX's symbolic shapes."""
+    return None if dimension is None or _is_symbolic(dimension) else dimension
+
+
+def _is_symbolic(size: Any) -> bool:
+    return type(size) is not int and export.is_symbolic_dim(size)
+
+
 class TensorSpec(TypeSpec):
     """The shape and dtype of a tensor.
 
@@ -193,6 +211,8 @@ class TensorSpec(TypeSpec):
 
     def __init__(self, shape: ShapeLike, dtype: Any = np.float32, name: str | None = None):
         self._shape = TensorShape(shape)
+        if self._shape._known and any(map(_is_symbolic, self._shape)):  # of a tensor in a trace for all sizes
+            self._shape = TensorShape(self._shape.as_list())
         self._dtype = as_dtype(dtype)
         self._name = name
 

@@ -151,7 +151,7 @@ def write(path: str, saved: Saved, listed: bool = False) -> None:
         }
         about = {"format": _FORMAT, "token": saved.token, "time": time.time()}
         write_record(
-            os.path.join(new, RECORD), {**about, "nodes": saved.nodes, "arrays": arrays, "files": _checksums(new)}
+            os.path.join(new, RECORD), {**about, "nodes": saved.nodes, "arrays": arrays, "files": checksums(new)}
         )
 
 
@@ -183,7 +183,7 @@ def _tensorstore_path(folder: str) -> Iterator[str]:
         yield link
 
 
-def _checksums(folder: str) -> dict[str, int]:
+def checksums(folder: str) -> dict[str, int]:
     """Returns the checksum of each file in a folder but the record, by its relative path.
 
     OCDBT checks its index alone: without these, a flipped bit in an array's data is read as another value.

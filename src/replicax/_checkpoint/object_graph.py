@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from replicax._base import array_conversion
+from replicax._base import array_conversion, json_values
 from replicax._base.types import Leaf, Tree
 from replicax._tracing import frames
 from replicax._values import is_array, is_global
@@ -228,54 +228,14 @@ class PositionLeaf:
 
 
 def _packed(state: Any) -> str:
-    return base64.b64encode(zlib.compress(json.dumps(_encoded(state)).encode())).decode()
+    return base64.b64encode(zlib.compress(json.dumps(json_values.encoded(state)).encode())).decode()
 
 
 def _unpacked(text: str) -> Any:
-    return _decoded(json.loads(zlib.decompress(base64.b64decode(text))))
+    return json_values.decoded(json.loads(zlib.decompress(base64.b64decode(text))))
 
 
 CheckpointLeaf: TypeAlias = PytreeLeaf | PositionLeaf
-
-
-def _encoded(state: Any) -> Any:
-    """Returns an iterator's state as JSON can hold it."""
-    if state is None or isinstance(state, (bool, int, float, str)):
-        return state
-    if isinstance(state, bytes):
-        return {"bytes": base64.b64encode(state).decode()}
-    if isinstance(state, dict):
-        return {"dict": [[_encoded(key), _encoded(value)] for key, value in state.items()]}
-    if isinstance(state, (list, tuple)):
-        return {"list" if isinstance(state, list) else "tuple": [_encoded(item) for item in state]}
-    if is_array(state):
-        array = np.asarray(state)
-        head = {"shape": list(array.shape), "scalar": isinstance(state, np.generic)}
-        if array.dtype == object:
-            return {"objects": [_encoded(item) for item in array.ravel()], **head}
-        return {"array": base64.b64encode(array.tobytes()).decode(), "dtype": array.dtype.name, **head}
-    raise TypeError(f"An iterator's state is made of arrays, numbers, strings and bytes; got {state!r} in it.")
-
-
-def _decoded(told: Any) -> Any:
-    """Returns the state that `_encoded` was given."""
-    if not isinstance(told, dict):
-        return told
-    if "bytes" in told:
-        return base64.b64decode(told["bytes"])
-    if "dict" in told:
-        return {_decoded(key): _decoded(value) for key, value in told["dict"]}
-    if "list" in told:
-        return [_decoded(item) for item in told["list"]]
-    if "tuple" in told:
-        return tuple(_decoded(item) for item in told["tuple"])
-    if "objects" in told:
-        array = np.empty(len(told["objects"]), object)
-        array[:] = [_decoded(item) for item in told["objects"]]
-    else:
-        array = np.frombuffer(base64.b64decode(told["array"]), jnp.dtype(told["dtype"])).copy()
-    array = array.reshape(told["shape"])
-    return array[()] if told["scalar"] else array
 
 
 def _has(value: object, *names: str) -> bool:

@@ -13,7 +13,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import export, lax
 from jax.typing import ArrayLike, DTypeLike
 
 from replicax._base import array_conversion
@@ -50,9 +50,13 @@ class DynamicRange:
 
     def __init__(self, start: ArrayLike, limit: ArrayLike, delta: ArrayLike = 1, dtype: DTypeLike | None = None):
         self.dtype = jnp.result_type(start, limit, delta) if dtype is None else dtype
+        self._given: tuple[Any, ...] = start, limit, delta
         self.start, self.limit, self.delta = (jnp.asarray(x, self.dtype) for x in (start, limit, delta))
 
     def __jax_array__(self) -> jax.Array:
+        if any(map(export.is_symbolic_dim, self._given)):
+            start, limit, delta = self._given
+            return jnp.arange(start, limit, delta, self.dtype)
         return jnp.arange(self.start, self.limit, self.delta)  # JAX's error says that a length must be known
 
     def __len__(self) -> int:

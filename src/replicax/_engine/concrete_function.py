@@ -17,6 +17,7 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._base.signatures import Path
 from replicax._base.specs import PerReplicaSpec, TensorShape, TensorSpec, conform, spec_of
 from replicax._base.types import Leaf, Tree
+from replicax._engine.general_trace import GeneralTrace, stand_in
 from replicax._engine.program import Program
 from replicax._tracing import frames
 from replicax._values import PerReplica
@@ -46,7 +47,7 @@ class ConcreteFunction:
     """A function traced for arguments of one kind, made by `get_concrete_function` of a `function`.
 
     Arguments that were given as arrays, specs or variables are its own; the others keep the values that they had. It
-    has been traced for them; a dimension of None was a small number then, and each size is traced again when it comes.
+    has been traced for them. Where a dimension of None could not be left open, it was a small number then.
 
     Attributes:
         structured_outputs: the specs of what it returns, in the same structure.
@@ -68,28 +69,37 @@ class ConcreteFunction:
         self,
         function: Callable[..., Tree],
         program_of: Callable[[tuple[Tree, ...], dict[str, Tree]], Program | None],
+        general_of: Callable[[tuple[Tree, ...], dict[str, Tree]], GeneralTrace],
         python_function: Callable[..., Tree],
         args: tuple[Tree, ...],
         kwargs: dict[str, Tree],
     ):
-        self.function, self._program_of = function, program_of
+        self.function, self._program_of, self._general_of = function, program_of, general_of
         self._signature = inspect.signature(python_function)
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         self._arguments = list(_arguments(self._signature, bound))
         self.name = getattr(python_function, "__name__", "function")
-        self._program = None if frames.is_tracing() else self._traced()
+        self.not_general: Exception | None = None  # why it has no trace for all sizes
+        self._program: Program | GeneralTrace | None = None if frames.is_tracing() else self._traced()
 
     # Its trace.
 
     def _leaves(self) -> list[TensorSpec]:
         return [leaf for each in self._arguments for leaf in _leaves(each.value) if isinstance(leaf, TensorSpec)]
 
-    def _traced(self) -> Program | None:
-        """Returns its program, for a first size where one is not known; None where there is none."""
+    def _traced(self) -> Program | GeneralTrace | None:
+        """Returns its trace, for all sizes or for a first one where one is not known; None where there is none."""
         of_replicas = any(isinstance(leaf, PerReplicaSpec) for each in self._arguments for leaf in _leaves(each.value))
         if of_replicas or any(spec.shape.rank is None for spec in self._leaves()):
             return None  # the specs do not tell of which strategy's values, or how many dimensions
+        if any(spec.dtype == np.dtype(object) for spec in self._leaves()):
+            pass  # strings are known while a function is traced
+        elif not all(spec.shape.is_fully_defined() for spec in self._leaves()):
+            try:
+                return self._general_of(*self._call({each.name: each.value for each in self._arguments}))
+            except Exception as error:
+                self.not_general = error
         self._sizes = _SIZES[0]
         try:
             return self._program_for(self._sizes[0])
@@ -102,10 +112,10 @@ class ConcreteFunction:
             raise
 
     def _program_for(self, size: int) -> Program | None:
-        values = {each.name: _mapped(lambda leaf: _stand_in(leaf, size), each.value) for each in self._arguments}
+        values = {each.name: _mapped(lambda leaf: stand_in(leaf, size), each.value) for each in self._arguments}
         return self._program_of(*self._call(values))
 
-    def _found(self, what: str) -> Program:
+    def _found(self, what: str) -> Program | GeneralTrace:
         if self._program is None:
             raise AttributeError(what)  # which Python takes to `__getattr__`
         return self._program
@@ -113,8 +123,9 @@ class ConcreteFunction:
     @functools.cached_property
     def structured_outputs(self) -> Tree:
         """The specs of what it returns, in the same structure; None and what is no tensor as it is."""
-        specs = self._found("structured_outputs").result_specs()
-        if all(spec.shape.is_fully_defined() for spec in self._leaves()):
+        program = self._found("structured_outputs")
+        specs = program.result_specs()
+        if isinstance(program, GeneralTrace) or all(spec.shape.is_fully_defined() for spec in self._leaves()):
             return specs
         other = self._program_for(self._sizes[1])
         assert other is not None
@@ -162,6 +173,17 @@ class ConcreteFunction:
         by_position = tuple(argument.value for argument in self._arguments if not argument.keyword)
         return by_position, {argument.name: argument.value for argument in self._arguments if argument.keyword}
 
+    @property
+    def trace(self) -> Program | GeneralTrace | None:
+        """What it reads, computes and writes, for all sizes that its specs allow; None where it has no such trace."""
+        general = isinstance(self._program, GeneralTrace)
+        return self._program if general or all(s.shape.is_fully_defined() for s in self._leaves()) else None
+
+    @property
+    def arguments(self) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
+        """The arguments that it was made for, specs in place of tensors, as the function takes them."""
+        return self._call({argument.name: argument.value for argument in self._arguments})
+
     # Its calls.
 
     def __call__(self, *args: Tree, **kwargs: Tree) -> Tree:
@@ -197,8 +219,9 @@ class ConcreteFunction:
             ):
                 return given
         raise TypeError(
-            f"{self!r} takes {[argument.name for argument in opened] or 'no arguments'}, and the others only with the "
-            f"values that it was made for, got {args} and {kwargs}. For other values make another one, by "
+            f"Binding inputs to tf.function failed due to arguments that do not fit: {self!r} takes "
+            f"{[argument.name for argument in opened] or 'no arguments'}, and the others only with the values that "
+            f"it was made for, got {args} and {kwargs}. For other values make another one, by "
             "`get_concrete_function`."
         )
 
@@ -285,16 +308,6 @@ def _declared(value: Tree, name: str) -> Tree:
         return TensorSpec(found.shape if found.shape.rank is not None else None, found.dtype, found.name or place)
 
     return jax.tree_util.tree_map_with_path(spec, value, is_leaf=_is_leaf)
-
-
-def _stand_in(leaf: Leaf, size: int) -> Leaf:
-    """Returns an array that a spec describes, with this size for the dimensions that are not known."""
-    if not isinstance(leaf, TensorSpec):
-        return leaf
-    shape = tuple(size if n is None else n for n in leaf.shape)
-    if leaf.dtype == np.dtype(object):
-        return np.full(shape, b"", object)
-    return np.ones(shape, leaf.dtype) if leaf.dtype.kind in "fcV" else np.zeros(shape, leaf.dtype)
 
 
 def _common(pair: Sequence[Leaf]) -> Leaf:

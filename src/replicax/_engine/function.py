@@ -34,7 +34,7 @@ from replicax._engine import modes, multi_step, step_hints
 from replicax._engine.concrete_function import ConcreteFunction
 from replicax._engine.program import Program
 from replicax._engine.programs import Programs
-from replicax._engine.signature import CallSignature, bind_declared, check_declared
+from replicax._engine.signature import CallSignature, arguments_of, bind_declared, check_declared
 from replicax._tracing import autograph_switch, frames
 from replicax._tracing.dataset_reads import Abort, DrivenFromHost, RunEagerly, push_back
 
@@ -55,6 +55,7 @@ class Function:
         self._input_signature = None if input_signature is None else tuple(input_signature)
         self._code = modes.PythonCode(python_function, autograph)
         self._programs = Programs(self._code, autograph and not compiled_only, steps_per_call)
+        self._concrete: dict[str, ConcreteFunction] = {}  # by the text that shows their arguments
         self._methods: dict[int, Function] = {}
         self._bound = weakref.WeakValueDictionary[int, _Method]()  # `instance.method is instance.method`
         self.step_hint = step_hints.StepHint() if steps_per_call == 1 else None  # as long as it is not decided
@@ -73,7 +74,7 @@ class Function:
     @tracebacks.boundary
     def __call__(self, *args: Tree, **kwargs: Tree) -> Tree:
         if self._input_signature is not None:
-            args, kwargs = bind_declared(self._input_signature, args, kwargs)
+            args, kwargs = bind_declared(self._input_signature, args, kwargs, self._signature)
         taped = not jax_internals.is_eager(jax_internals.current_trace())  # by a tape, or traced by a `jax.jit`
         if modes.functions_run_eagerly():
             with self._code.entered(inside=True):
@@ -210,7 +211,32 @@ class Function:
             if args or kwargs:
                 check_declared(self._input_signature, args, kwargs)
             args, kwargs = self._input_signature, {}
-        return ConcreteFunction(self, self._traced, self.python_function, args, kwargs)
+        made = self._concrete_for(args, kwargs)
+        if made.trace is not None:
+            self._concrete.setdefault(repr(made), made)
+        return made
+
+    def all_concrete_functions(self) -> list[ConcreteFunction]:
+        """Returns it for its input signature or, without any, for the arguments that it was traced for until now.
+
+        Arguments that are objects of Python, but numbers and strings, are left out.
+        """
+        if self._input_signature is not None:
+            return [self.get_concrete_function()]
+        found = {repr(made): made for made in self.called_with()}
+        return list({**found, **self._concrete}.values())
+
+    def called_with(self) -> list[ConcreteFunction]:
+        """Returns it for the arguments that its programs were made for, without those that have objects in them."""
+        found = []
+        for key, programs in list(self._programs.entries.items()):
+            called = key not in self._programs.looked_at or any(program.is_compiled for program in programs)
+            if programs and called and (arguments := arguments_of(key)) is not None:
+                found.append(self._concrete_for(*arguments))
+        return [made for made in found if made.trace is not None]
+
+    def _concrete_for(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> ConcreteFunction:
+        return ConcreteFunction(self, self._traced, self._programs.general_for, self.python_function, args, kwargs)
 
     def pretty_printed_concrete_signatures(self, verbose: bool = True) -> str:
         """Returns the names, dtypes and shapes of the programs that there are, one a line."""
@@ -269,7 +295,7 @@ class Function:
     def _program(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> tuple[Program, CallSignature]:
         """Returns the program for these arguments and the next elements of iterators, and the call; pulls nothing."""
         if self._input_signature is not None:
-            args, kwargs = bind_declared(self._input_signature, args, kwargs)
+            args, kwargs = bind_declared(self._input_signature, args, kwargs, self._signature)
         call = CallSignature(args, kwargs)
         try:
             if call.ragged:

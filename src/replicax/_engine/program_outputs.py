@@ -71,6 +71,8 @@ class ProgramOutputs:
     def _take(self, leaf: Leaf) -> _OutputLeaf:
         if isinstance(leaf, DynamicRange):
             leaf = leaf.__jax_array__()
+        elif array_conversion.has_symbolic_sizes(leaf):
+            leaf = array_conversion.of_sizes(leaf)
         if isinstance(leaf, (PerReplica, Mirrored)):
             return self._take_value(leaf)
         if isinstance(leaf, IndexedSlices):
@@ -138,6 +140,14 @@ class ProgramOutputs:
         """Returns the result's specs, for arrays of these shapes and dtypes."""
         return nest.map_structure(lambda leaf: leaf.spec(kinds), self._skeleton)
 
+    def placed(self, place_of: Callable[[int], object]) -> Tree:
+        """Returns the result with `place_of(place)` for the array at each place; what is no array as it is.
+
+        Raises:
+            TypeError: there are values in it that are made of several arrays, such as those of replicas.
+        """
+        return nest.map_structure(lambda leaf: leaf.placed(place_of), self._skeleton)
+
     def rebuilt(self, arrays: list[jax.Array]) -> Tree:
         """Returns the result with these arrays."""
         if type(self._skeleton) is _OutputLeaf:
@@ -176,6 +186,15 @@ class _OutputLeaf:
 
     def __init__(self, make: Callable[[Sequence[jax.Array]], Leaf], place: int | None = None, stacked: int = 0):
         self.make, self._place, self._stacked = make, place, stacked
+
+    def placed(self, place_of: Callable[[int], object]) -> object:
+        """Returns `place_of` the place of its array; a leaf that is no array as it is."""
+        if self._place is not None and not self._stacked:
+            return place_of(self._place)
+        try:
+            return self.make(())
+        except IndexError:
+            raise TypeError("A value of several arrays, such as a PerReplica value, is no tensor.") from None
 
     def spec(self, kinds: Sequence[jax.core.ShapedArray]) -> Leaf:
         """Returns the spec of the leaf, or of one component for each replica; what is no array as it is."""

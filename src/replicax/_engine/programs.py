@@ -12,7 +12,7 @@ import jax
 
 from replicax._base import foreign_state, tracebacks
 from replicax._base.types import Leaf, Tree
-from replicax._engine import modes, multi_step, turns
+from replicax._engine import general_trace, modes, multi_step, turns
 from replicax._engine.compile_log import CompileNote
 from replicax._engine.modes import CreatesVariables, PythonCode
 from replicax._engine.program import Program
@@ -48,6 +48,7 @@ class Programs:
     def __init__(self, code: PythonCode, falls_back: bool, steps: int):
         self.entries: dict[Hashable, list[Program]] = {}  # by what a call depends on
         self.host_driven: dict[Hashable, list[Leaf]] = {}  # calls that the host drives; objects that are known by id
+        self.looked_at: set[Hashable] = set()  # calls for which a program was asked, though there may be none
         self.uneven = UnevenCalls(code.function)
         self.log = TraceLog(code.function, steps)
         # Programs of the same function that other processes run, by who hands them out.
@@ -96,6 +97,7 @@ class Programs:
 
         It is traced, and its variables are made, if there is none.
         """
+        self.looked_at.add(call.key)
 
         def find() -> WithElements:
             with contextlib.ExitStack() as turn:
@@ -106,6 +108,22 @@ class Programs:
                     return self._new(call, creation=False)
 
         return self._without_running(call, find)
+
+    def general_for(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> general_trace.GeneralTrace:
+        """Returns a trace for arguments that are specs of tensors of any size. Its variables are made, if it makes any.
+
+        Raises:
+            Exception: that of the function, where it cannot be traced for all sizes.
+        """
+        with self._turn():
+            try:
+                found = general_trace.traced(self._code, args, kwargs)
+            except CreatesVariables:
+                self._code.rehearse(*jax.tree.map(lambda leaf: general_trace.stand_in(leaf, 8), (args, kwargs)))
+                with modes.no_creation(True):
+                    found = general_trace.traced(self._code, args, kwargs)
+            self.log.traces += 1
+            return found
 
     def make_after_creation(self, call: CallSignature) -> None:
         """Traces a function whose variables were made in a call that ran eagerly; none may be made any more."""

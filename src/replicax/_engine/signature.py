@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -294,6 +295,29 @@ def _is_argument_leaf(value: Tree) -> bool:
     return nest.is_leaf(value) or isinstance(value, DistributedDataset) or hasattr(type(value), "__next__")
 
 
+def argument_leaves(args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> list[Leaf]:
+    """Returns the leaves of a call's arguments, in the order of its arrays."""
+    return jax.tree.leaves((args, kwargs), is_leaf=_is_argument_leaf)
+
+
+def arguments_of(key: Any) -> tuple[tuple[Tree, ...], dict[str, Tree]] | None:
+    """Returns the arguments of calls with such a `CallSignature.key`, specs in place of arrays.
+
+    None stands for those that have an object among them.
+    """
+    tree, keys, *_ = key
+    leaves: list[Leaf] = []
+    for key in keys:
+        if isinstance(key[0], tuple):
+            leaves.append(_specs.TensorSpec(key[0], key[1]))
+        elif key[0] in (bool, int, float, complex, str, bytes):
+            leaves.append(key[0](key[1]))
+        else:
+            return None
+    args, kwargs = jax.tree.unflatten(tree, leaves)
+    return args, kwargs
+
+
 def is_python_iterator(value: Leaf) -> bool:
     """Returns whether `value` is an iterator of another kind than the datasets'."""
     return hasattr(type(value), "__next__") and not isinstance(value, ElementIterator)
@@ -316,22 +340,34 @@ def check_declared(signature: tuple[Tree, ...], args: tuple[Tree, ...], kwargs: 
 
 
 def bind_declared(
-    signature: tuple[Tree, ...], args: tuple[Tree, ...], kwargs: dict[str, Tree]
+    signature: tuple[Tree, ...], args: tuple[Tree, ...], kwargs: dict[str, Tree], parameters: inspect.Signature
 ) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
     """Returns arguments that fit the input signature; numbers and numpy arrays become arrays of its dtypes.
+
+    Args:
+        signature: the input signature.
+        args, kwargs: the arguments.
+        parameters: those of the Python function, by which arguments that are given by name are brought in order.
 
     Raises:
         TypeError: they do not fit.
     """
-    if kwargs or len(args) != len(signature):
-        raise TypeError(
-            f"Binding inputs to tf.function failed due to `{len(signature)} positional arguments "
-            f"expected by input_signature`. Received args: {args} and kwargs: {kwargs}."
+
+    def refusal(problem: object) -> TypeError:
+        return TypeError(
+            f"Binding inputs to tf.function failed due to `{problem}`. Received args: {args} and kwargs: {kwargs} for "
+            f"signature: {signature}."
         )
+
+    if kwargs or len(args) != len(signature):
+        try:
+            bound = parameters.bind(*args, **kwargs)
+        except TypeError as error:
+            raise refusal(error) from None
+        if bound.kwargs or len(bound.args) != len(signature):
+            raise refusal(f"{len(signature)} positional arguments expected by input_signature")
+        args = bound.args
     try:
         return tuple(_specs.conform(arg, spec) for arg, spec in zip(args, signature)), {}
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"Binding inputs to tf.function failed due to `{error}`. Received args: {args} and kwargs: {kwargs} "
-            f"for signature: {signature}."
-        ) from error
+        raise refusal(error) from error

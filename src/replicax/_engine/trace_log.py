@@ -17,11 +17,13 @@ class TraceLog:
     Attributes:
         calls: how many calls there were.
         traces: how many times the Python code was traced.
+        warns: whether it warns of functions that are traced often.
     """
 
     def __init__(self, python_function: Callable[..., Tree], steps: int):
         self._function, self._steps = python_function, steps
         self.calls = self.traces = 0
+        self.warns = True
         self._retraced = 0  # the calls for which it was traced; a program may also be asked for without a call
         self._warned = 0
         self._last_call: CallKeys | None = None  # of the call that was traced last, and what its program takes
@@ -52,7 +54,12 @@ class TraceLog:
         return f"{text}: there was {changed[0][0]} where {changed[0][1]} is now. " if changed else f"{text}. "
 
     def _warn_of_retracing(self, cause: str) -> None:
-        if self._retraced < 5 or self._retraced * 2 <= self.calls or self._retraced < self._warned + 5:
+        if (
+            not self.warns
+            or self._retraced < 5
+            or self._retraced * 2 <= self.calls
+            or self._retraced < self._warned + 5
+        ):
             return
         self._warned = self._retraced
         tracebacks.warn(

@@ -285,7 +285,7 @@ class Planner:
     ) -> tuple[CallSignature, Plan]:
         """Returns the call of a function, and the plan for it and for elements like those that came last."""
         if function.input_signature is not None:
-            args, kwargs = bind_declared(function.input_signature, args, kwargs)
+            args, kwargs = bind_declared(function.input_signature, args, kwargs, function._signature)
         with self._lock, self._scope():
             call = CallSignature(args, kwargs)
             return call, self._plan(function, call, ())

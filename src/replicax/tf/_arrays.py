@@ -11,10 +11,11 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
+from replicax._base import array_conversion
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, as_dtype
 from replicax._control_flow import traced_block
-from replicax._tracing import autograph_switch, frames
+from replicax._tracing import autograph_switch
 from replicax.tf import _operations
 from replicax.tf._host import jnp, lax
 from replicax.tf._ops import (
@@ -30,8 +31,8 @@ from replicax.tf._ops import (
     is_tensor,
     known,
     of_dtype,
-    static,
 )
+from replicax.tf._static import static
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
 
 # Creating tensors.
@@ -98,6 +99,10 @@ def range(
     values = [
         known(x, "A bound of tf.range", "Give a number that does not depend on tensors.") for x in (start, limit, delta)
     ]
+    if builtins.any(map(array_conversion.has_symbolic_sizes, values)):
+        start, limit, delta = (v.item() for v in values)
+        numbers = traced_block.DynamicRange(start, limit, delta, np.int32 if dtype is None else as_dtype(dtype))
+        return numbers if autograph_switch.is_on() else numbers.__jax_array__()
     if values[2] == 0:
         raise InvalidArgumentError("Requires delta != 0: 0")
     if dtype is None:
@@ -152,43 +157,7 @@ def sequence_mask(
     return (row < ends[..., None]).astype(as_dtype(dtype))
 
 
-# Shapes.
-
-
-def shape(input: TensorLike, out_type: DTypeLike | None = None, name: str | None = None) -> jax.Array | np.ndarray:
-    """Returns the shape as a tensor; in compiled code as a numpy array, which can be used as a shape."""
-    array = np.asarray(convert_to_tensor(input).shape, np.int32 if out_type is None else as_dtype(out_type))
-    return array if frames.is_tracing() else as_array(array)
-
-
-def shape_n(
-    input: Sequence[TensorLike], out_type: DTypeLike = np.int32, name: str | None = None
-) -> list[jax.Array | np.ndarray]:
-    """Returns the shape of each tensor."""
-    return [shape(x, out_type) for x in input]
-
-
-def size(input: TensorLike, out_type: DTypeLike | None = None, name: str | None = None) -> jax.Array | np.ndarray:
-    """Returns the number of elements as a tensor; in compiled code as a numpy number."""
-    count = np.asarray(convert_to_tensor(input).size, np.int32 if out_type is None else as_dtype(out_type))
-    return count[()] if frames.is_tracing() else as_array(count)
-
-
-def rank(input: TensorLike, name: str | None = None) -> jax.Array | np.int32:
-    """Returns the rank as a tensor; in compiled code as a numpy number."""
-    count = np.int32(convert_to_tensor(input).ndim)
-    return count if frames.is_tracing() else jnp.asarray(count)
-
-
-def broadcast_static_shape(shape_x: Iterable[int], shape_y: Iterable[int]) -> TensorShape:
-    """Returns the shape that results from broadcasting two shapes."""
-    return TensorShape(np.broadcast_shapes(tuple(shape_x), tuple(shape_y)))
-
-
-def broadcast_dynamic_shape(shape_x: ShapeLike, shape_y: ShapeLike) -> jax.Array | np.ndarray:
-    """Returns the shape that results from broadcasting two shapes, as a tensor."""
-    array = np.asarray(np.broadcast_shapes(as_shape(shape_x), as_shape(shape_y)), np.int32)
-    return array if frames.is_tracing() else as_array(array)
+# Shapes and values that are known.
 
 
 def ensure_shape(x: TensorLike, shape: Iterable[int | None] | int | None, name: str | None = None) -> jax.Array:

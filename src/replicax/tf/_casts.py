@@ -12,7 +12,8 @@ from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import as_dtype
 from replicax.tf import _operations
 from replicax.tf._host import jnp
-from replicax.tf._ops import convert_to_tensor, of_dtype, static
+from replicax.tf._ops import convert_to_tensor, of_dtype
+from replicax.tf._static import static
 from replicax.tf._types import DTypeLike, TensorLike
 
 

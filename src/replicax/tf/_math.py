@@ -27,9 +27,9 @@ from replicax.tf._ops import (
     pair,
     reduction,
     smallest,
-    static,
     tensors,
 )
+from replicax.tf._static import static
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
 
 

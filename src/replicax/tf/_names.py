@@ -65,10 +65,11 @@ cumulative_logsumexp digamma divide_no_nan erf erfc erfcinv erfinv expm1 floordi
 invert_permutation is_finite is_inf is_nan is_non_decreasing is_strictly_increasing lbeta lgamma log log1p log_sigmoid
 logical_xor mod multiply_no_nan ndtri nextafter polygamma polyval real reciprocal reciprocal_no_nan
 reduce_euclidean_norm reduce_std reduce_variance rint rsqrt squared_difference xdivy xlog1py xlogy zero_fraction zeta"""
-_ARRAYS = """broadcast_dynamic_shape broadcast_static_shape broadcast_to concat ensure_shape expand_dims eye fill
-get_static_value identity_n linspace meshgrid one_hot ones ones_like pad parallel_stack range rank repeat reshape
-reverse reverse_sequence roll sequence_mask shape shape_n size slice split squeeze stack strided_slice tile transpose
+_ARRAYS = """broadcast_to concat ensure_shape expand_dims eye fill
+get_static_value identity_n linspace meshgrid one_hot ones ones_like pad parallel_stack range repeat reshape
+reverse reverse_sequence roll sequence_mask slice split squeeze stack strided_slice tile transpose
 unstack zeros zeros_like"""
+_SHAPES = "broadcast_dynamic_shape broadcast_static_shape rank shape shape_n size"
 _INDEXING = """argmax argmin argsort boolean_mask dynamic_partition dynamic_stitch gather gather_nd scatter_nd
 searchsorted sort tensor_scatter_nd_add tensor_scatter_nd_max tensor_scatter_nd_min tensor_scatter_nd_sub
 tensor_scatter_nd_update unique unique_with_counts unravel_index where"""
@@ -107,6 +108,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_from("_ops", "constant convert_to_tensor identity is_tensor"),
             **_from("_math", f"{_ELEMENTWISE} {_REDUCTIONS} {_CLIPS} realdiv truncatediv truncatemod"),
             **_from("_arrays", _ARRAYS),
+            **_from("_shapes", _SHAPES),
             **_from("_casts", "bitcast cast complex saturate_cast"),
             **_from("_indexing", _INDEXING),
             **_from("_flow", _FLOW),
@@ -292,6 +294,14 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_from("_protos", _EXAMPLES),
             **_from("_experimental", "CheckpointOptions"),
         },
+    ),
+    "saved_model": (
+        "Functions and variables in a folder.",
+        {**_all("replicax._saved_model.api", "__all__")},
+    ),
+    "saved_model.experimental": (
+        "Names that TensorFlow keeps under `experimental`.",
+        _from("replicax._saved_model.api", "VariablePolicy"),
     ),
     "tpu": ("TPU systems.", {}),
     "tpu.experimental": ("TPU systems.", _all("replicax.tpu", "__all__")),

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
+from jax import export
 from jax.typing import ArrayLike
 
 from replicax._base.errors import InvalidArgumentError, InvalidOperandError
@@ -86,14 +87,16 @@ def _holds_strings(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(type(part) in _strings for part in parts)
 
 
+# The class of the dimensions of symbolic shapes, which stay dimensions, though JAX can make arrays of them.
+_SYMBOLIC_SIZE = type(export.symbolic_shape("n")[0])
+
 # Whether arguments of a type may be or contain variables: calls without any stay fast.
 _kinds: dict[type, bool] = {list: True, tuple: True}
 
 
 def _may_hold_variables(kind: type) -> bool:
-    plain = issubclass(kind, (jax.Array, jax.core.Tracer, IndexedSlices, PerReplica)) or not hasattr(
-        kind, "__jax_array__"
-    )
+    arrays = jax.Array, jax.core.Tracer, IndexedSlices, PerReplica, _SYMBOLIC_SIZE
+    plain = issubclass(kind, arrays) or not hasattr(kind, "__jax_array__")
     _kinds[kind] = issubclass(kind, Variable) or not plain
     return _kinds[kind]
 

@@ -7,23 +7,22 @@ numpy arrays keep their dtype.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import math
 import operator
 import weakref
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeGuard, TypeVar
+from typing import Any, TypeGuard
 
 import jax
 import numpy as np
+from jax import export
 
-from replicax._base import array_conversion, errors, jax_internals
+from replicax._base import array_conversion, errors
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.messages import received
 from replicax._base.specs import as_dtype
 from replicax._data.elements import as_numpy, as_strings
-from replicax._tracing import frames
 from replicax._values import DistributedValues, PerReplica
 from replicax._values import errors as _errors
 from replicax._variables.variable import Variable
@@ -31,9 +30,6 @@ from replicax.tf import _conversions, _host
 from replicax.tf._host import HostTensor, jnp, lax
 from replicax.tf._operations import fitting, of_broadcast, value_of
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 # The classes of tensors of numbers.
 TENSORS: Any = (jax.Array, HostTensor)
@@ -53,6 +49,8 @@ def convert_to_tensor(
         value = value.value()
     if isinstance(value, PerReplica):
         raise _errors.not_a_tensor(value)
+    if array_conversion.has_symbolic_sizes(value):
+        return _of_sizes(value, np.int32 if dtype is None else as_dtype(dtype))
     if hasattr(value, "__jax_array__") and not isinstance(value, jax.Array):  # Keras's variables too
         value = value.__jax_array__()
     if isinstance(value, TENSORS):
@@ -66,6 +64,8 @@ def convert_to_tensor(
         if dtype is None:
             found = [x.dtype for x in jax.tree.leaves(value, is_leaf=is_tensor) if is_tensor(x)]
             dtype = found[0] if found else None
+        if all(export.is_symbolic_dim(x) or not hasattr(x, "dtype") for x in value) and dtype is None:
+            return _of_sizes(np.array(value, object), np.int32)
         return jnp.stack([_element(x, dtype) for x in value])
     array = as_numpy(value)
     if array.dtype.kind in "OSU":
@@ -101,8 +101,19 @@ def as_array(array: np.ndarray) -> jax.Array:
         return hosted
     tensor = array_conversion.as_array(array)
     if isinstance(tensor, jax.core.Tracer) and array.size <= 64:
-        key = id(tensor)
-        _constants[key] = weakref.ref(tensor, lambda _: _constants.pop(key, None)), array
+        _remember(tensor, array)
+    return tensor
+
+
+def _remember(tensor: jax.Array, array: np.ndarray) -> None:
+    key = id(tensor)
+    _constants[key] = weakref.ref(tensor, lambda _: _constants.pop(key, None)), array
+
+
+def _of_sizes(value: TensorLike, dtype: np.dtype | type) -> jax.Array:
+    """Returns dimensions, symbolic ones among them, as a tensor that can still be used as a shape."""
+    tensor = array_conversion.of_sizes(value, dtype)
+    _remember(tensor, np.asarray(value, object))
     return tensor
 
 
@@ -170,15 +181,21 @@ def known(value: TensorLike, what: str, instead: str) -> np.ndarray:
     if isinstance(value, (list, tuple)) and array_conversion.holds_arrays(value):
         return np.asarray([known(x, what, instead) for x in value])
     if isinstance(value, jax.core.Tracer):
-        if (constant := _constants.get(id(value))) is not None:
-            return constant[1]
+        if (constant := value_of_constant(value)) is not None:
+            return constant
         # A traced function that gets this error runs on the host, if it can.
         raise jax.errors.ConcretizationTypeError(
             value,
             f"{what} determines the shape of a result, which compiled code must know while it is traced, "
             f"got a traced value. {instead}",
         )
-    return as_numpy(value)
+    return np.asarray(value, object) if array_conversion.has_symbolic_sizes(value) else as_numpy(value)
+
+
+def value_of_constant(tensor: object) -> np.ndarray | None:
+    """Returns the value of a small constant, which is a tracer in programs; None for anything else."""
+    found = _constants.get(id(tensor))
+    return None if found is None else found[1]
 
 
 def is_known(value: TensorLike) -> bool:
@@ -209,14 +226,14 @@ def as_shape(shape: ShapeLike) -> tuple[int, ...]:
             dims = (
                 (shape,)
                 if type(shape) is int
-                else tuple(map(operator.index, np.atleast_1d(known(shape, "The shape", _STATIC))))
+                else tuple(map(_index, np.atleast_1d(known(shape, "The shape", _STATIC))))
             )
     except jax.errors.JAXTypeError:
         raise
     except (TypeError, ValueError) as error:
         said = f"Expected a shape of known integers, got {received(shape)}."
         raise errors.InvalidOperandError(said) from error
-    if abs(math.prod(dims)) > _MOST:
+    if abs(math.prod(n for n in dims if isinstance(n, int))) > _MOST:
         raise errors.InvalidArgumentError(f"The shape {list(dims)} has too many elements: {abs(math.prod(dims))}.")
     return dims
 
@@ -224,7 +241,13 @@ def as_shape(shape: ShapeLike) -> tuple[int, ...]:
 def _dimension(value: TensorLike) -> int:
     if isinstance(value, TENSORS) and value.dtype.kind == "f":
         return int(known(value, "An element of the shape", _STATIC))  # as in TensorFlow, where lists have such tensors
-    return operator.index(known(value, "An element of the shape", _STATIC))
+    return _index(known(value, "An element of the shape", _STATIC))
+
+
+def _index(size: Any) -> Any:
+    """Returns a size as an int, or as the symbolic dimension that it is."""
+    size = size[()] if isinstance(size, np.ndarray) else size
+    return size if export.is_symbolic_dim(size) else operator.index(size)
 
 
 def as_new_shape(shape: ShapeLike) -> tuple[int, ...]:
@@ -234,14 +257,15 @@ def as_new_shape(shape: ShapeLike) -> tuple[int, ...]:
         InvalidArgumentError: a dimension is negative, or `as_shape` raises it.
     """
     dims = as_shape(shape)
-    if dims and min(dims) < 0:
-        raise errors.InvalidArgumentError(f"Dimension {min(dims)} must be >= 0, in the shape {list(dims)}.")
+    if (least := min((n for n in dims if isinstance(n, int)), default=0)) < 0:
+        raise errors.InvalidArgumentError(f"Dimension {least} must be >= 0, in the shape {list(dims)}.")
     return dims
 
 
 def as_int(value: TensorLike, what: str) -> int:
     """Converts an integer that determines a shape, given as a Python number or as a tensor with a known value."""
-    return int(known(value, what, _STATIC))
+    found = known(value, what, _STATIC)
+    return _index(found) if found.dtype == np.dtype(object) else int(found)
 
 
 def as_axis(axis: TensorLike) -> Any:
@@ -270,7 +294,7 @@ def _part_of_index(part: Any) -> Any:
 def _bound(value: TensorLike) -> int | None:
     if value is None or type(value) is int:
         return value
-    return operator.index(known(value, "A bound of a slice", "Use tf.slice with a size that is known, or tf.gather."))
+    return _index(known(value, "A bound of a slice", "Use tf.slice with a size that is known, or tf.gather."))
 
 
 def axes_of(tensor: jax.Array, axis: TensorLike) -> tuple[int, ...]:
@@ -291,29 +315,8 @@ def check_range(indices: jax.Array, limit: int, what: str) -> None:
             raise errors.InvalidArgumentError(f"{what}: indices[...] = {wrong} is not in [0, {limit})")
 
 
-def static(op: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Computes with shapes while tracing, so that they can still be used as shapes.
-
-    Under `jax.jit` even a constant becomes a tracer. `tf.shape` therefore returns a numpy array there, and an operation
-    whose operands are all such arrays returns a numpy array again.
-    """
-
-    @functools.wraps(op)
-    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if frames.is_tracing():
-            leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
-            if any(_is_shape(x) for x in leaves):
-                leaves = [_constants[id(x)][1] if id(x) in _constants else x for x in leaves]
-                if not any(is_tensor(x) for x in leaves):
-                    args, kwargs = jax.tree.unflatten(structure, leaves)
-                    with jax_internals.untraced():
-                        return jax.tree.map(lambda x: np.asarray(x)[()], op(*args, **kwargs))
-        return op(*args, **kwargs)
-
-    return wrapper
-
-
-def _is_shape(x: object) -> bool:
+def is_shape(x: object) -> bool:
+    """Returns whether a value may be a shape or a size that is known while a function is traced."""
     return isinstance(x, (np.ndarray, np.integer)) and x.ndim <= 1 and x.dtype in (np.int32, np.int64)
 
 
@@ -358,7 +361,7 @@ def beside(value: TensorLike, other: TensorLike) -> Any:
     """Converts one operand of an operation with `other`; a number or a list of numbers gets the dtype of `other`."""
     if isinstance(value, _NUMBERS):
         dtype = np.dtype(getattr(other, "dtype", np.int8))
-        if dtype.itemsize >= 8 and np.can_cast(np.asarray(value).dtype, dtype, "same_kind") and not _is_shape(other):
+        if dtype.itemsize >= 8 and np.can_cast(np.asarray(value).dtype, dtype, "same_kind") and not is_shape(other):
             return of_dtype(value, dtype)
         return value if hasattr(other, "dtype") else convert_to_tensor(value)
     if isinstance(value, (list, tuple)) and is_tensor(other) and not array_conversion.holds_arrays(value):

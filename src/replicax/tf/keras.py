@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from replicax._base import foreign_state
-from replicax.tf import _imports, _preprocessing
+from replicax.tf import _imports, _keras_export, _preprocessing
 
 
 def _through_our_summaries() -> None:
@@ -32,4 +32,5 @@ keras: Any = importlib.import_module("keras._tf_keras.keras")
 _through_our_summaries()
 _imports.introduce_to_keras()
 _preprocessing.serve()
+_keras_export.serve(keras)
 sys.modules[__name__] = keras

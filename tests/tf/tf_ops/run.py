@@ -32,7 +32,7 @@ INPUTS = {
 }
 NAMESPACES = """tf math nn nn.experimental linalg random random.experimental bitwise strings io io.gfile debugging nest
 errors dtypes summary summary.experimental config config.experimental config.optimizer config.threading test
-profiler.experimental"""
+profiler.experimental saved_model saved_model.experimental"""
 CASES = pathlib.Path(__file__).parent / "cases.txt"
 REPLICAS = True  # whether they are evaluated in the replicas of a strategy too
 NAMES = {"tf": tf, "np": np}  # of expressions, beside the inputs

@@ -1,0 +1,220 @@
+"""`tf.saved_model`: what is saved, and what a process that lacks the code has when it loads that.
+
+The programs of tests/tf/tf_saved_models run under TensorFlow too, whose results are in tensorflow.json:
+
+    python tests/tf/tf_saved_models/save.py tensorflow FOLDER
+    python tests/tf/tf_saved_models/load.py tensorflow FOLDER tests/tf/tf_saved_models/tensorflow.json
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "tf_saved_models"
+
+
+def results_of(python, module, folder):
+    """What load.py says of the models that save.py has saved, in two processes."""
+    quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # to compile
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "XLA_FLAGS": quick if module == "replicax.tf" else ""}
+    result = folder / "results.json"
+    for program in (["save.py", module, folder], ["load.py", module, folder, result]):
+        command = [python, str(FOLDER / program[0]), *map(str, program[1:])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=230, env=environment)
+        assert done.returncode == 0, done.stderr
+    return json.loads(result.read_text(encoding="utf-8"))
+
+
+def is_close(one, other):
+    """Whether results are the same; numbers may be a little off."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-5)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_close(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(is_close, one, other))
+    return one == other and type(one) is type(other)
+
+
+def differences(expected, found):
+    return {
+        name: (expected.get(name), found.get(name))
+        for name in {*expected, *found}
+        if not is_close(expected.get(name), found.get(name))
+    }
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return json.loads((FOLDER / "tensorflow.json").read_text(encoding="utf-8"))
+
+
+def test_a_process_without_the_code_has_what_tensorflow_gives(recorded, tmp_path):
+    assert not differences(recorded, results_of(sys.executable, "replicax.tf", tmp_path))
+
+
+def test_the_record_is_what_tensorflow_gives(tensorflow_python, recorded, tmp_path):
+    assert not differences(recorded, results_of(tensorflow_python, "tensorflow", tmp_path))
+
+
+def test_what_cannot_be_saved_or_loaded_is_named(run_tf, tmp_path):
+    run_tf(
+        f"""
+import os, warnings
+folder = {str(tmp_path)!r} + "/"
+Spec = tf.TensorSpec
+
+def module(function, specs, **attributes):
+    made = tf.Module()
+    made.f = tf.function(function, input_signature=specs)
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+def save(*args):
+    tf.saved_model.save(module(*args), folder + "refused")
+
+outside = tf.Variable(1.0)
+raises(AssertionError, lambda: save(lambda x: x * outside, [Spec([])]), "untracked", "reachable", "attribute")
+raises(ValueError, lambda: save(lambda x: tf.strings.length(x), [Spec([None], tf.string)]), "strings", "host")
+raises(ValueError, lambda: save(lambda x: x[int(x.shape[0]) - 1], [Spec([None])]), "all sizes", "dimensions of None")
+raises(ValueError, lambda: tf.saved_model.save(3, folder + "refused"), "Trackable", "int")
+raises(ValueError, lambda: tf.saved_model.save(tf.Module(), folder + "refused", signatures=lambda x: x), "signature")
+raises(AssertionError, tf.function(lambda: save(lambda: 1, [])), "inside a traced @tf.function")
+for returned, words in ((lambda x: None, "non-Tensor"), (lambda x: {{1: x}}, "non-string key")):
+    refused = module(returned, [Spec([])])
+    save = lambda: tf.saved_model.save(refused, folder + "refused", signatures=refused.f)
+    raises(ValueError, save, words, "signature")
+assert not os.path.exists(folder + "refused")
+
+# The user's own files are left alone.
+os.mkdir(folder + "mine")
+open(folder + "mine/notes.txt", "w").close()
+raises(FileExistsError, lambda: tf.saved_model.save(tf.Module(), folder + "mine"), "no saved model")
+
+# What a program prints is not saved, and a function is saved for the shapes that it was called with if it must be.
+def shows(x):
+    tf.print(x)
+    return x + 1.0
+
+def last(x):
+    return x[int(x.shape[0]) - 1]
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    printing = module(shows, [Spec([])])
+    of_shape = module(last, [Spec([None])])
+    of_shape.f(tf.range(4.0))
+    tf.saved_model.save(printing, folder + "prints")
+    tf.saved_model.save(of_shape, folder + "last")
+texts = [str(each.message) for each in caught]
+assert any("prints" in text for text in texts) and any("called with" in text for text in texts), texts
+assert tf.saved_model.load(folder + "prints").f(1.0).numpy() == 2
+assert tf.saved_model.load(folder + "last").f(tf.range(4.0)).numpy() == 3
+raises(ValueError, lambda: tf.saved_model.load(folder + "last").f(tf.range(5.0)), "Could not find matching")
+
+# Sizes that the program could not leave open.
+tf.saved_model.save(module(lambda x, y: x + y, [Spec([None]), Spec([None])]), folder + "sum")
+total = tf.saved_model.load(folder + "sum")
+assert total.f(tf.ones([3]), tf.ones([3])).numpy().tolist() == [2.0] * 3
+raises(tf.errors.InvalidArgumentError, lambda: total.f(tf.ones([3]), tf.ones([2])), "sizes", "equal", "(3,)")
+
+# Folders of TensorFlow, and damaged ones.
+os.mkdir(folder + "theirs")
+open(folder + "theirs/saved_model.pb", "w").close()
+raises(NotImplementedError, lambda: tf.saved_model.load(folder + "theirs"), "TensorFlow", "variables", "restore")
+with open(folder + "sum/functions/0.bin", "r+b") as file:
+    file.seek(100)
+    file.write(b"damaged")
+raises(Exception, lambda: tf.saved_model.load(folder + "sum"), "damaged", "functions/0.bin")
+"""
+    )
+
+
+def test_models_of_strategies_are_saved_for_one_device_and_loaded_into_scopes(run_tf, tmp_path):
+    run_tf(
+        f"""
+folder = {str(tmp_path / "model")!r}
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+saved = tf.Module()
+with strategy.scope():
+    saved.weight = tf.Variable([1.0, 2.0])
+    kinds = tf.VariableSynchronization.ON_READ, tf.VariableAggregation
+    saved.mean = tf.Variable(3.0, synchronization=kinds[0], aggregation=kinds[1].MEAN)
+    saved.sum = tf.Variable(4.0, synchronization=kinds[0], aggregation=kinds[1].SUM)
+strategy.run(lambda: saved.sum.assign_add(1.0))  # both replicas together have 10
+
+def f(x):
+    saved.mean.assign_add(1.0)
+    return x * saved.weight + saved.mean + saved.sum
+
+saved.f = tf.function(f, input_signature=[tf.TensorSpec([None, 2])])
+tf.saved_model.save(saved, folder)
+assert saved.mean.numpy() == 3
+
+alone = tf.saved_model.load(folder)
+assert alone.sum.numpy() == 10 and alone.f(tf.ones([1, 2])).numpy().tolist() == [[15.0, 16.0]]
+assert alone.mean.numpy() == 4 and not isinstance(alone.weight, tf.types.experimental.distributed.Mirrored)
+
+with strategy.scope():
+    mirrored = tf.saved_model.load(folder)
+assert isinstance(mirrored.weight, tf.types.experimental.distributed.Mirrored)
+assert (mirrored.mean.numpy(), mirrored.sum.numpy()) == (3, 10)
+
+@tf.function
+def step(x):
+    return strategy.run(mirrored.f, args=(x,))
+
+batches = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(tf.ones([4, 2])))
+rows = strategy.experimental_local_results(step(next(iter(batches))))
+assert [row.numpy().tolist() for row in rows] == [[[10.0, 11.0]] * 2] * 2  # each replica has half of the sum
+assert mirrored.mean.numpy() == 4
+"""
+    )
+
+
+def test_models_of_keras_are_exported_and_used_as_layers(run_tf, tmp_path):
+    run_tf(
+        f"""
+folder = {str(tmp_path)!r} + "/"
+keras = tf.keras
+model = keras.Sequential(
+    [keras.Input((4,), name="features"), keras.layers.Dense(3, activation="relu"), keras.layers.BatchNormalization(),
+     keras.layers.Dropout(0.5), keras.layers.Dense(2)]
+)
+model.layers[1].moving_mean.assign([1.0, 2.0, 3.0])
+x = np.linspace(-1, 1, 20, dtype=np.float32).reshape(5, 4)
+expected = model(x)
+model.export(folder + "model", verbose=False)
+loaded = tf.saved_model.load(folder + "model")
+for rows in (1, 5):
+    np.testing.assert_allclose(loaded.serve(x[:rows]), expected[:rows], rtol=1e-6)
+np.testing.assert_allclose(loaded.signatures["serving_default"](features=x)["output_0"], expected, rtol=1e-6)
+counts = [len(each) for each in (loaded.variables, loaded.trainable_variables, loaded.non_trainable_variables)]
+assert counts == [9, 6, 3] and set(loaded.signatures) == {{"serve", "serving_default"}}, counts
+
+layer = keras.layers.TFSMLayer(folder + "model", call_endpoint="serve")
+np.testing.assert_allclose(layer(x), expected, rtol=1e-6)
+raises(ValueError, lambda: keras.layers.TFSMLayer(folder + "model", call_endpoint="other"), "endpoint", "serve")
+
+tf.saved_model.save(model, folder + "saved")
+again = tf.saved_model.load(folder + "saved").signatures["serving_default"]
+np.testing.assert_allclose(again(inputs=x)["output_0"], expected, rtol=1e-6)
+
+archive = keras.export.ExportArchive()
+archive.track(model)
+archive.add_endpoint("half", lambda x: model(x) / 2.0, [keras.InputSpec(shape=(None, 4), dtype="float32")])
+archive.add_variable_collection("last", model.layers[-1].variables)
+archive.write_out(folder + "archive", verbose=False)
+loaded = tf.saved_model.load(folder + "archive")
+np.testing.assert_allclose(loaded.half(x), expected / 2.0, rtol=1e-6)
+assert [list(v.shape) for v in loaded.last] == [[3, 2], [2]]
+"""
+    )
