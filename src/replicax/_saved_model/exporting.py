@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.extend.core as jex
@@ -16,6 +16,8 @@ from replicax._base.specs import TensorSpec
 from replicax._base.types import Tree, VariableAggregation
 from replicax._engine.general_trace import GeneralTrace
 from replicax._engine.program import Program
+from replicax._passes.interpret import Interpreter, Rule
+from replicax._passes.primitives import CALLS
 from replicax._saved_model import structures
 from replicax._saved_model.structures import Place
 from replicax._tracing.state import State
@@ -115,14 +117,15 @@ def exported(function: Concrete) -> tuple[bytes, tuple[str, ...], int]:
     """
     trace = function.trace
     slots = [slot for slots in trace.level.inputs.values() for slot in slots]
-    jaxpr = _without_callbacks(function)
+    if any(map(_only_calls_back, jaxprs.equations(trace.jaxpr))):
+        tracebacks.warn(f"What {function.name} prints and asserts is not saved, nor what it calls back.")
     rows = [_rows(variable) for variable in (*function.read, *function.written)]
     entering = [row for each in rows[: len(function.read)] for row in each]
     leaving = [row for each in rows[len(function.read) :] for row in each]
 
     def program(state: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
         supplied = {slot: row.spread(leaf) for slot, row, leaf in zip(slots, entering, state)}
-        outputs = trace.level.replay(jaxpr, supplied, *arrays)
+        outputs = trace.level.replay(trace.jaxpr, supplied, *arrays, evaluate=lambda j, *args: _Alone().run(j, args))
         return [row.gathered(leaf) for row, leaf in zip(leaving, outputs)] + outputs[len(leaving) :]
 
     program.__name__ = "".join(c if c.isalnum() else "_" for c in function.name)
@@ -139,19 +142,20 @@ def exported(function: Concrete) -> tuple[bytes, tuple[str, ...], int]:
     raise _refused(function, first) from first
 
 
-def _without_callbacks(function: Concrete) -> jex.ClosedJaxpr:
-    """Returns a function's jaxpr without what it prints and asserts, which no other process could do."""
-    closed = function.trace.jaxpr
-    jaxpr = closed.jaxpr
-    kept = [eqn for eqn in jaxpr.eqns if jax_internals.callback_of(eqn) is None or eqn.outvars]
-    if len(kept) == len(jaxpr.eqns):
-        return closed
-    tracebacks.warn(
-        f"What {function.name} prints, asserts and calls back is not saved: its program runs without Python."
-    )
-    inputs = [*jaxpr.constvars, *jaxpr.invars]
-    part = jax_internals.part_of_jaxpr(jaxpr, kept, inputs, jaxpr.outvars)
-    return jex.ClosedJaxpr(part.jaxpr.replace(constvars=jaxpr.constvars, invars=jaxpr.invars), closed.consts)
+class _Alone(Interpreter[Any]):
+    """Computes a function's jaxpr as another process can: on one device, and without what it prints and asserts."""
+
+    def rule(self, eqn: jex.JaxprEqn) -> Rule[Any] | None:
+        if eqn.primitive.name == "sharding_constraint":
+            return lambda eqn, operands: operands
+        if _only_calls_back(eqn):
+            return lambda eqn, operands: []
+        inner = jaxprs.equations_in(eqn) if eqn.primitive.name in CALLS else ()
+        return self.enter if any(self.rule(other) is not None for other in inner) else None
+
+
+def _only_calls_back(eqn: jex.JaxprEqn) -> bool:
+    return jax_internals.callback_of(eqn) is not None and not eqn.outvars
 
 
 class _Rows(NamedTuple):
