@@ -21,8 +21,9 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._tracing import context
 from replicax._variables.resource import ResourceVariable
 from replicax.tf import _draws
+from replicax.tf import _random_keys as keys
 from replicax.tf._gfile import GFile
-from replicax.tf._host import settled
+from replicax.tf._host import as_jax, settled
 from replicax.tf._operations import operations
 from replicax.tf._ops import convert_to_tensor, known
 from replicax.tf._types import TensorLike
@@ -157,7 +158,8 @@ def _sampled(
     if not isinstance(true, jax.core.Tracer):
         _within(np.asarray(true), classes)
     sample = _sampler(distribution, count, classes, bool(unique))
-    return Candidates(*map(settled, _draws.of_op(op, None, seed)(sample, None, None, true, *weights)))
+    found = _draws.drawn(sample, keys.of_op(op, None, seed), None, None, *map(as_jax, [true, *weights]))
+    return Candidates(*map(settled, found))
 
 
 def _true(true_classes: TensorLike, num_true: int) -> jax.Array:
