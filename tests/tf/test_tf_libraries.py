@@ -54,3 +54,48 @@ def test_the_same_as_tensorflow(recorded, tmp_path):
 
 def test_the_record_is_what_tensorflow_gives(tensorflow_python, recorded, tmp_path):
     compared(recorded, evaluated(tensorflow_python, "tensorflow", tmp_path / "tensorflow.json"))
+
+
+def test_a_function_is_converted_for_one_that_is_not(run_tf, tmp_path):
+    (tmp_path / "chosen.py").write_text("""
+def chosen(x):
+    if x > 0:
+        return x * 2
+    return x - 1
+""")
+    run_tf(f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from chosen import chosen
+graph = tf.autograph.to_graph(chosen)
+outer = tf.function(lambda x: graph(x), autograph=False)
+assert [int(outer(tf.constant(n))) for n in (3, -3)] == [6, -4] and graph(tf.constant(1)) == 2
+""")
+
+
+def test_dm_tree_takes_shapes_for_leaves(run_tf, tmp_path):
+    """The library is not installed for the tests: a module in its place asks what it asks, and when it does."""
+    (tmp_path / "tree.py").write_text("""
+import collections.abc
+known = {}
+def is_nested(value):
+    return known.setdefault(type(value), isinstance(value, collections.abc.Sequence))
+""")
+    run_tf(f"""
+import collections.abc, sys
+sys.path.insert(0, {str(tmp_path)!r})
+tf.install()
+import tree
+shape = tf.ones([2, 3]).shape
+assert not tree.is_nested(shape) and tree.is_nested((2, 3))
+assert isinstance(shape, tuple) and isinstance(shape, collections.abc.Sequence)
+""")
+
+
+def test_components_of_a_distributed_variable_under_their_private_name(run_tf):
+    run_tf("""
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+with strategy.scope():
+    v = tf.Variable(1.0)
+assert v._values is v.values and len(v._values) == 2
+""")

@@ -278,7 +278,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "experimental.extension_type": ("Helpers for extension types.", _from("_extension_types", "as_dict")),
-    "autograph": ("Control flow on tensors.", {}),
+    "autograph": ("Control flow on tensors.", _from("_conversion", "to_graph")),
     "autograph.experimental": (
         "Control flow on tensors.",
         {
