@@ -129,7 +129,7 @@ import replicax.tf as tf
 def parameters(value):
     plain = callable(value) and not inspect.isclass(value)
     return list(inspect.signature(value).parameters) if plain else None
-# in test_records.py, test_tf_images.py and test_tf_libraries.py
+# in test_records.py, test_tf_images.py and test_sonnet_names.py
 elsewhere = "autograph", "data", "experimental", "image", "lookup", "ragged", "raw_ops", "sparse", "tpu", "train", "xla"
 found = {space: {name: parameters(getattr(operator.attrgetter(space)(tf) if space else tf, name))
                  for name in _names.names(space)}
