@@ -114,7 +114,7 @@ def imports(text):
     return lambda: exec(compile(text, "train.py", "exec"), {"tf": tf})
 raises(ImportError, imports("from tensorflow import audio"), "'audio' (train.py:1)", "librosa")
 raises(ImportError, imports("from replicax.tf import audio"), "'audio' (train.py:1)", "librosa")
-raises(ImportError, imports("\\nfrom tensorflow.nn import ctc_loss"), "'nn.ctc_loss' (train.py:2)", "optax")
+raises(ImportError, imports("\\nfrom tensorflow.nn import RNNCell"), "'nn.RNNCell' (train.py:2)", "flax.nnx.RNN")
 raises(ModuleNotFoundError, imports("import tensorflow.contrib.slim"), "'contrib' (train.py:1)", "tf-names.md")
 raises(ModuleNotFoundError, imports("import tensorflow.python.nosuch"), "'python.nosuch' (train.py:1)")
 raises(ImportError, imports("from tensorflow.python.ops.math_ops import nosuch"), "python.ops.math_ops.nosuch")

@@ -35,11 +35,11 @@ def test_names_that_public_libraries_use(run_tf):
         paths.append(manager.save(checkpoint_number=iterations, options=options))
         assert paths[-1].endswith("ckpt-7") and written == [x for path in paths for x in (path, 0)]
 
-        # Summaries are read back.
+        # Summaries are in the file once they are flushed.
         writer = tf.summary.create_file_writer(folder + "/summaries")
         with writer.as_default():
             tf.summary.scalar("loss", 2.5, step=3)
-        writer.close()
+            writer.flush()
         file = tf.io.gfile.glob(folder + "/summaries/*")[0]
         events = list(tf.compat.v1.train.summary_iterator(file))
         assert [(e.step, v.tag) for e in events for v in e.summary.value] == [(3, "loss")]
@@ -69,6 +69,14 @@ def test_tf_keras_and_private_modules_are_served(run_tf):
         import tf_keras.backend as K
         from tensorflow.python.eager import monitoring
         from tensorflow.python.tpu import embedding_context_utils
+
+        # Variables and metrics are those of Keras 2 as far as programs can tell.
+        iterations = tf_keras.optimizers.SGD().iterations
+        assert isinstance(iterations, tf.Variable) and not isinstance(1, tf.Variable)
+        metric = tf_keras.metrics.Mean()
+        metric.update_state(4.0)
+        metric.reset_states()
+        assert float(metric.result()) == 0
 
         assert tf_keras is tf.keras and Dense is keras.layers.Dense is layers.Dense
         assert K.backend() == "jax"

@@ -26,7 +26,7 @@ raises(AttributeError, lambda: tf.saved_model.experimental.read_fingerprint, "re
 raises(AttributeError, lambda: tf.image.resize, "'image'", "jax.image")
 raises(AttributeError, lambda: tf.lite, "jax.export")
 raises(AttributeError, lambda: tf.distribute.experimental.nosuch, "distribute.experimental.nosuch", "docs/tf-names.md")
-raises(AttributeError, lambda: tf.nn.ctc_loss, "nn.ctc_loss", "optax.losses.ctc_loss")
+raises(AttributeError, lambda: tf.nn.ctc_beam_search_decoder, "nn.ctc_beam_search_decoder", "pyctcdecode")
 raises(AttributeError, lambda: tf.math.nosuch, "math.nosuch", "docs/tf-names.md")
 raises(AttributeError, lambda: tf.io.gfile.nosuch, "io.gfile.nosuch")
 raises(AttributeError, lambda: tf.compat.v1.placeholder, "no graphs")

@@ -29,6 +29,7 @@ AggregationMethod control_dependencies device get_current_name_scope get_logger 
 type_spec_from_value random_normal_initializer random_uniform_initializer parallel_stack
 nn.experimental.stateless_dropout debugging.disable_check_numerics debugging.enable_check_numerics
 debugging.set_log_device_placement make_ndarray make_tensor_proto
+signal.fftnd signal.ifftnd signal.rfftnd signal.irfftnd
 debugging.disable_traceback_filtering debugging.enable_traceback_filtering
 """
 ELSEWHERE_ALL = ("config", "errors", "io", "random", "saved_model", "summary", "test", "version")

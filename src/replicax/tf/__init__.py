@@ -55,7 +55,9 @@ class _VariableType(type(_Variable)):  # type: ignore[misc]
         return _Variable(*args, **{"copies_may_differ": True, **kwargs})
 
     def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, _Variable) if cls is Variable else super().__instancecheck__(value)
+        if cls is not Variable:
+            return super().__instancecheck__(value)
+        return isinstance(value, (_Variable, *_imports.variable_classes))
 
     def __subclasscheck__(cls, kind: type) -> bool:
         return issubclass(kind, _Variable) if cls is Variable else super().__subclasscheck__(kind)

@@ -85,6 +85,7 @@ class _StandIn(_Finder):
             return _and_then(found, _ONCE_LOADED[fullname])
         if fullname.partition(".")[0] == "tf_keras":  # Keras 2 on TensorFlow's graphs: Keras 3 stands in for it
             module = _module(fullname.removeprefix("tf_"))
+            _as_keras_2()
             return importlib.machinery.ModuleSpec(fullname, _Served(module), is_package=True)
         return super().find_spec(fullname, path, target)
 
@@ -178,6 +179,17 @@ def _have_shapes_as_leaves(tree: Any) -> None:
         abc.ABCMeta.__instancecheck__ = check  # type: ignore[method-assign]
 
 
+variable_classes: list[type] = []  # of which `tf.Variable` counts the instances as its own, besides its subclasses
+
+
+def _as_keras_2() -> None:
+    """Has Keras 3 answer as Keras 2 does in what libraries of that time ask: its variables are `tf.Variable`s."""
+    keras: Any = importlib.import_module("keras")
+    if keras.Variable not in variable_classes:
+        variable_classes.append(keras.Variable)
+        keras.metrics.Metric.reset_states = keras.metrics.Metric.reset_state
+
+
 # What is done to modules of other libraries when they are loaded. Keras uses other libraries through that one.
 _KERAS = {"keras.src.utils.module_utils": _introduce_to_keras, "keras.src.utils.rng_utils": _seed_with_keras}
 _ONCE_LOADED = {**_KERAS, "absl.logging": _quieten, "tree": _have_shapes_as_leaves}
@@ -225,6 +237,7 @@ def install() -> None:
 
 def uninstall() -> None:
     """Serves TensorFlow's modules no more; what has imported them keeps them."""
+    variable_classes.clear()
     for finder in _installed:
         sys.meta_path.remove(finder)
     _installed.clear()

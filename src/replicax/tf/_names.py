@@ -93,6 +93,7 @@ _EXAMPLES = "BytesList Example Feature FeatureList FeatureLists Features FloatLi
 _FEATURES = "FixedLenFeature FixedLenSequenceFeature RaggedFeature SparseFeature VarLenFeature"
 _TABLES = "StaticHashTable StaticVocabularyTable"
 _INITIALIZED = "KeyValueTensorInitializer TextFileIndex TextFileInitializer"
+_STATISTICS = "batch_norm_with_global_normalization normalize_moments sufficient_statistics"
 _SPECS = "IndexedSlicesSpec NoneTensorSpec OptionalSpec TensorArraySpec TypeSpec type_spec_from_value"
 _STRINGS = "decode_base64 decode_compressed decode_json_example encode_base64"
 _JPEG = "decode_and_crop_jpeg encode_jpeg extract_jpeg_shape is_jpeg"
@@ -128,7 +129,10 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_from("_type_specs", _SPECS),
             **_from("_strings", "as_string print"),
             **_from("_serialization", "make_ndarray make_tensor_proto"),
-            **_from("_paddings", "required_space_to_batch_paddings"),
+            **_from("_paddings", "batch_to_space required_space_to_batch_paddings space_to_batch"),
+            **_from("_statistics", "histogram_fixed_width histogram_fixed_width_bins"),
+            "matrix_square_root": _At("replicax.tf._factorizations", "sqrtm"),
+            "space_to_batch_nd": _At("replicax.tf._paddings", "space_to_batch"),
             **_from("replicax._data.sparse", "SparseTensor SparseTensorSpec"),
             "newaxis": None,
         },
@@ -158,6 +162,10 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_from("_arrays", "depth_to_space space_to_depth"),
             **_from("_sampled_losses", "nce_loss sampled_softmax_loss"),
             **_from("_candidates", _CANDIDATES),
+            **_all("_ctc", "CTC"),
+            **_from("_morphology", "dilation2d erosion2d max_pool_with_argmax"),
+            **_from("_paddings", "space_to_batch"),
+            **_from("_statistics", _STATISTICS),
         },
     ),
     "nn.experimental": ("Names that TensorFlow keeps under `experimental`.", _from("_nn", "stateless_dropout")),
@@ -167,9 +175,13 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_from("_linalg", f"{_LINALG} einsum l2_normalize matmul norm tensordot"),
             **_from("_arrays", "eye"),
             **_from("_math", "global_norm"),
+            **_all("_factorizations", "FACTORS"),
         },
     ),
     "random": ("Random numbers.", {**_all("_random", "RANDOM"), **_all("_candidates", "SAMPLERS")}),
+    "signal": ("Signals.", {**_all("_fourier", "FOURIER"), **_all("_signal", "SIGNAL")}),
+    "quantization": ("Rounding to few bits.", _all("_quantization", "QUANTIZATION")),
+    "sets": ("Sets in rows.", _all("_sets", "SETS")),
     "random.experimental": (
         "Names that TensorFlow keeps under `experimental`.",
         {

@@ -38,6 +38,36 @@ class _State:
 _state = _State()
 
 
+class _Pending:
+    """Counts the events that wait for the thread of tensorboardX that writes them: its `flush` does not wait."""
+
+    def __init__(self, event_writer: Any):
+        self._changed, self._count = threading.Condition(), 0
+        add, written = event_writer.add_event, event_writer._ev_writer.write_event
+
+        def add_event(event: Any) -> None:
+            self._counted(1)
+            add(event)
+
+        def write_event(event: Any) -> Any:
+            try:
+                return written(event)
+            finally:
+                self._counted(-1)
+
+        event_writer.add_event, event_writer._ev_writer.write_event = add_event, write_event
+
+    def _counted(self, more: int) -> None:
+        with self._changed:
+            self._count += more
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Waits until all events are written, a minute at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._count <= 0, timeout=60)
+
+
 class SummaryWriter:
     """Writes summaries to a folder. Make one with `create_file_writer`."""
 
@@ -56,6 +86,7 @@ class SummaryWriter:
             except ImportError as error:
                 raise ImportError(f"tf.summary needs tensorboardX: {doc_pages.install('summary')}.") from error
             self._writer = Writer(self._logdir, **self._options)
+            self._pending = _Pending(self._writer.file_writer.event_writer)
         return self._writer
 
     def _write(self, write: Callable[[Any], None]) -> None:
@@ -91,6 +122,7 @@ class SummaryWriter:
         if self._writer is not None and not self._closed:
             jax_internals.wait_for_effects()
             with self._lock:
+                self._pending.wait()
                 self._writer.flush()
 
     def close(self) -> None:

@@ -31,8 +31,8 @@ INPUTS = {
     "c": tf.constant([[1 + 2j, -1j], [0.5 + 0j, 2 - 1j]], tf.complex64),
 }
 NAMESPACES = """tf math nn nn.experimental linalg random random.experimental bitwise strings io io.gfile debugging nest
-errors dtypes summary summary.experimental config config.experimental config.optimizer config.threading test
-profiler.experimental saved_model saved_model.experimental"""
+errors dtypes quantization sets signal summary summary.experimental config config.experimental config.optimizer
+config.threading test profiler.experimental saved_model saved_model.experimental"""
 CASES = pathlib.Path(__file__).parent / "cases.txt"
 REPLICAS = True  # whether they are evaluated in the replicas of a strategy too
 NAMES = {"tf": tf, "np": np}  # of expressions, beside the inputs
