@@ -96,7 +96,7 @@ def ctc_unique_labels(labels: TensorLike, name: str | None = None) -> tuple[Any,
     """Returns the distinct labels of each row, and for each label its place among them; for `ctc_loss`."""
     rows = known(convert_to_tensor(labels), "Labels", "Give NumPy's.")
     found = [np.unique(row, return_index=True, return_inverse=True) for row in rows]
-    distinct = np.zeros(rows.shape, rows.dtype)
+    distinct = np.zeros(rows.shape, np.int64)
     places = np.zeros(rows.shape, np.int32)
     for number, (values, first, inverse) in enumerate(found):
         order = np.argsort(first)
