@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import functools
+import sys
 import types
 import typing
 from typing import Any, Self, dataclass_transform
@@ -48,7 +49,9 @@ class ExtensionType:
         super().__init_subclass__(**options)
         own_init = "__init__" in vars(cls)
         dataclasses.dataclass(init=not own_init, repr=False, eq=False)(cls)
-        cls.__init__ = _constructor(cls, cls.__init__)  # type: ignore[method-assign]
+        scope = sys._getframe(1)  # where the class is written: names in annotations may be local there
+        names = {**scope.f_globals, **scope.f_locals} if scope.f_locals is not scope.f_globals else scope.f_globals
+        cls.__init__ = _constructor(cls, cls.__init__, names)  # type: ignore[method-assign]
         cls.Spec = type("Spec", (ExtensionTypeSpec,), {"_of": cls, "__qualname__": f"{cls.__qualname__}.Spec"})
         jax.tree_util.register_pytree_with_keys(cls, _flatten_with_keys, _unflattener(cls))
 
@@ -137,7 +140,7 @@ def _holds_tensors(value: Any) -> bool:
     return not isinstance(value, plain)
 
 
-def _constructor(cls: type[ExtensionType], init: Any) -> Any:
+def _constructor(cls: type[ExtensionType], init: Any, names: dict[str, Any]) -> Any:
     """Returns `__init__` of an extension type, which converts the fields, validates them and lets nothing be set."""
 
     @functools.wraps(init)
@@ -145,7 +148,7 @@ def _constructor(cls: type[ExtensionType], init: Any) -> Any:
         init(self, *args, **kwargs)
         if type(self) is not cls:
             return  # called by the constructor of a subclass
-        hints = typing.get_type_hints(cls)
+        hints = typing.get_type_hints(cls, localns=names)
         for each in dataclasses.fields(cls):  # type: ignore[arg-type]
             value = _converted(getattr(self, each.name), hints[each.name], each.name)
             object.__setattr__(self, each.name, value)
