@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-FILES, CIFAR, COLORS, ROUNDS = 300, 20_000, 2_000, 5
+FILES, CIFAR, COLORS, ROUNDS = 300, 10_000, 1_000, 5
 
 
 def write(folder: Path) -> None:

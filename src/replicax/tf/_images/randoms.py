@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, SupportsInt
 
+import jax
 import numpy as np
 
 from replicax.tf import _draws
@@ -19,9 +20,19 @@ from replicax.tf._types import ShapeLike, TensorLike
 _Uniform = Callable[..., Any]
 
 
+def _apart(drawn: Any) -> Any:
+    """Returns drawn numbers that compiled code computes once, and not again for each pixel that depends on them.
+
+    XLA for CPUs fuses what draws them into the loops over pixels, even through `optimization_barrier`; but not a sort.
+    """
+    if not isinstance(drawn, jax.core.Tracer):
+        return drawn
+    return jax.lax.stop_gradient(jax.numpy.sort(jax.numpy.stack([drawn, drawn], -1), -1))[..., 0]
+
+
 def _by_counter(seed: SupportsInt | None) -> _Uniform:
     def draw(shape: tuple[int, ...], low: Any, high: Any, dtype: Any = np.float32) -> Any:
-        return _draws.uniform(_draws.of_op("uniform", np.dtype(dtype), seed), shape, low, high, dtype)
+        return _apart(_draws.uniform(_draws.of_op("uniform", np.dtype(dtype), seed), shape, low, high, dtype))
 
     return draw
 
@@ -31,7 +42,7 @@ def _by_seed(seed: TensorLike) -> _Uniform:
         raise ValueError("seed must have shape [2], got None.")
 
     def draw(shape: tuple[int, ...], low: Any, high: Any, dtype: Any = np.float32) -> Any:
-        return _draws.uniform(_draws.of_seed(seed), shape, low, high, dtype)
+        return _apart(_draws.uniform(_draws.of_seed(seed), shape, low, high, dtype))
 
     return draw
 
