@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from replicax._base.errors import InvalidArgumentError
+from replicax._base.host_memory import Pool
 from replicax._base.specs import TensorShape, TensorSpec, as_dtype
 from replicax._base.types import Tree
 from replicax._data import composites
@@ -49,15 +50,16 @@ class Batches(Base):
         [array([0, 1, 2]), array([3, 4])]
         """
         size = positive("batch_size", batch_size)
-        rows = self._rows
+        rows, pool = self._rows, Pool()
 
         @hands_on
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             if rows is None:
                 elements = self._make(reading, start * size)
                 if isinstance(elements, Blocks):
-                    return groups(elements, size, drop_remainder)
-                return _stacked(reading, stack, grouped(elements, size, drop_remainder))
+                    return groups(elements, size, drop_remainder, pool)
+                stacked = functools.partial(stack, pool=pool)
+                return _stacked(reading, stacked, grouped(elements, size, drop_remainder))
             batches = RowBatches(rows.fetch, skip_rows(rows.order(reading), start * size), size, drop_remainder)
             return batches if reading.skip is None else batches.deferred(reading.skip)
 

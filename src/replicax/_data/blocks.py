@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import numpy as np
 
+from replicax._base.host_memory import Pool
 from replicax._base.types import Tree
 from replicax._data.composites import has_composites
 from replicax._data.elements import Nested, Structure, flatten, joined, stack
@@ -59,6 +60,8 @@ class RowElements(Blocks):
 
 def signature(element: Tree) -> Signature | None:
     """Returns the signature of an element; None where it has leaves that no block can hold, such as strings."""
+    if type(element) is np.ndarray and element.dtype.hasobject:
+        return None
     leaves, structure = flatten(element)
     if has_composites(element) or any(isinstance(leaf, Nested) or leaf.dtype.hasobject for leaf in leaves):
         return None
@@ -90,10 +93,11 @@ class Chunks(Iterator[Chunk | tuple[int, Tree]]):
         elements: the elements.
         first: the number of the first of them.
         size: how many elements of a signature are to be in a chunk; 1 for those that are to come one by one.
+        pool: has memory for chunks.
     """
 
-    def __init__(self, elements: Iterator[Tree], first: int, size: Callable[[Signature], int]):
-        self._elements, self._number, self._size = elements, first, size
+    def __init__(self, elements: Iterator[Tree], first: int, size: Callable[[Signature], int], pool: Pool):
+        self._elements, self._number, self._size, self._pool = elements, first, size, pool
         self._most = 1  # how many are asked for: as many as the elements before have in a chunk
         self._ahead: collections.deque[Tree] = collections.deque()  # elements that were taken but not used yet
         self._failure: Exception | None = None
@@ -119,7 +123,7 @@ class Chunks(Iterator[Chunk | tuple[int, Tree]]):
             if element is None:
                 break
             found.append(element)
-        return self._numbered(stack(found), len(found), kind)
+        return self._numbered(stack(found, self._pool), len(found), kind)
 
     def _numbered(self, block: Tree, count: int, kind: Signature) -> Chunk:
         self._number += count
@@ -169,19 +173,20 @@ def rows(block: Tree) -> Iterator[Tree]:
     return (structure.unflatten([a[i, ...] for a in leaves]) for i in range(len(leaves[0])))
 
 
-def groups(elements: Blocks, size: int, drop_remainder: bool) -> Iterator[Tree]:
+def groups(elements: Blocks, size: int, drop_remainder: bool, pool: Pool) -> Iterator[Tree]:
     """Returns the elements as blocks of `size` rows; the last one may be smaller, or is dropped.
 
     An exception in place of an element takes the elements of its block before it with it, and does not end the
     iterator.
     """
+    several = itertools.repeat
     made = itertools.takewhile(
-        lambda group: group is not None, map(_group, itertools.repeat(elements), itertools.repeat(size))
+        lambda group: group is not None, map(_group, several(elements), several(size), several(pool))
     )
     return filter(lambda block: length(block) == size, made) if drop_remainder else made
 
 
-def _group(elements: Blocks, size: int) -> Tree | None:
+def _group(elements: Blocks, size: int, pool: Pool) -> Tree | None:
     parts: list[tuple[Tree, int | None]] = []
     missing = size
     while missing:
@@ -197,9 +202,9 @@ def _group(elements: Blocks, size: int) -> Tree | None:
         blocks = [block for block, _ in parts]
         kinds = {signature(row(block, 0)) for block in blocks}
         if len(kinds) == 1 and None not in kinds:
-            return joined(blocks)
+            return joined(blocks, pool)
     each = ([part] if count is None else rows(part) for part, count in parts)
-    return stack(list(itertools.chain.from_iterable(each)))
+    return stack(list(itertools.chain.from_iterable(each)), pool)
 
 
 def padded(block: Tree, size: int) -> Tree:

@@ -90,7 +90,8 @@ def rows_at(leaf: Leaf, numbers: np.ndarray) -> Leaf:
 @functools.singledispatch
 def stacked(leaf: Leaf, *others: Leaf) -> Leaf:
     """Returns elements of one kind as the rows of a batch."""
-    return stack_arrays([_array(leaf), *others])
+    check_shapes([_array(leaf), *others])
+    return np.stack([leaf, *others])
 
 
 @functools.singledispatch
@@ -111,8 +112,8 @@ def spec_of_row(spec: Tree) -> Tree:
     return TensorSpec(spec.shape[1:], spec.dtype)
 
 
-def stack_arrays(arrays: Sequence[np.ndarray], component: str = "") -> np.ndarray:
-    """Stacks arrays of one shape; `component` says which part of the elements they are."""
+def check_shapes(arrays: Sequence[np.ndarray], component: str = "") -> None:
+    """Raises InvalidArgumentError if arrays differ in shape; `component` says which part of the elements they are."""
     for i, array in enumerate(arrays):
         if array.shape != arrays[0].shape:
             raise InvalidArgumentError(
@@ -120,4 +121,3 @@ def stack_arrays(arrays: Sequence[np.ndarray], component: str = "") -> np.ndarra
                 f"{list(arrays[0].shape)} and element {i} had shape {list(array.shape)}. Use `padded_batch`, or "
                 "`map` the elements to one shape."
             )
-    return np.stack(arrays)

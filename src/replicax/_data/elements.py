@@ -13,7 +13,7 @@ import numpy as np
 
 from replicax._base import array_text
 from replicax._base.errors import InvalidArgumentError
-from replicax._base.host_memory import is_settled
+from replicax._base.host_memory import LARGE, Pool, is_settled, settle
 from replicax._base.specs import PYTHON_DTYPES, TensorShape, has_64_bit_types
 from replicax._base.types import Leaf, Tree
 from replicax._data import composites
@@ -251,29 +251,59 @@ def cut(block: Tree, start: int, stop: int | None) -> Tree:
     return jax.tree.map(lambda a: a[start:stop], block)
 
 
-def joined(blocks: list[Tree]) -> Tree:
+def joined(blocks: list[Tree], pool: Pool | None = None) -> Tree:
     """Returns the elements of several blocks as one."""
     if len(blocks) == 1:
         return blocks[0]
     try:
-        return jax.tree.map(lambda *arrays: np.concatenate(arrays), *blocks)
+        return jax.tree.map(lambda *arrays: _joined(list(arrays), pool), *blocks)
     except ValueError as e:
         shapes = [jax.tree.map(np.shape, block) for block in blocks[:4]]
         raise InvalidArgumentError(f"Batches of shapes {shapes} cannot be joined and rebatched: {e}") from e
 
 
-def stack(elements: list[Tree]) -> Tree:
-    if type(first := elements[0]) is np.ndarray and not first.ndim and first.dtype == np.dtype(object):
-        strings = np.empty(len(elements), object)  # numpy takes longer for arrays of objects
-        strings[:] = [element[()] for element in elements]
-        return strings
+def stack(elements: list[Tree], pool: Pool | None = None) -> Tree:
+    """Returns elements as the rows of arrays; large ones are of the pool, and settled."""
+    if type(first := elements[0]) is np.ndarray:
+        if not first.ndim and first.dtype == np.dtype(object):
+            strings = np.empty(len(elements), object)  # numpy takes longer for arrays of objects
+            strings[:] = [element[()] for element in elements]
+            return strings
+        if all(type(e) is np.ndarray and e.dtype == first.dtype and e.shape == first.shape for e in elements):
+            return _stacked(elements, pool)
     if composites.has_composites(elements[0]):
         return composites.on_rows(composites.stacked, *elements)
     leaves, structure = zip(*map(flatten, elements))
-    columns = enumerate(zip(*leaves))
-    return structure[0].unflatten(
-        [composites.stack_arrays(arrays, f" in component {number}") for number, arrays in columns]
-    )
+    for number, arrays in enumerate(zip(*leaves)):
+        composites.check_shapes(arrays, f" in component {number}")
+    return structure[0].unflatten([_stacked(list(arrays), pool) for arrays in zip(*leaves)])
+
+
+def _stacked(arrays: list[np.ndarray], pool: Pool | None) -> np.ndarray:
+    """Returns arrays of one shape as the rows of one."""
+    first = arrays[0]
+    if first.dtype.hasobject:
+        return np.stack(arrays)
+    if (found := _room(arrays, (len(arrays), *first.shape), pool)) is None:
+        return np.array(arrays)  # `np.stack` takes longer, since it makes views of them
+    for number, array in enumerate(arrays):
+        found[number] = array
+    return settle(found)
+
+
+def _joined(arrays: list[np.ndarray], pool: Pool | None) -> np.ndarray:
+    """Returns the rows of arrays as one."""
+    rows = sum(len(array) for array in arrays)
+    found = _room(arrays, (rows, *arrays[0].shape[1:]), pool)
+    return np.concatenate(arrays) if found is None else settle(np.concatenate(arrays, out=found))
+
+
+def _room(arrays: list[np.ndarray], shape: tuple[int, ...], pool: Pool | None) -> np.ndarray | None:
+    """Returns an array of the pool for all of them; None where they are small, or have several dtypes."""
+    first = arrays[0]
+    if pool is None or first.dtype.hasobject or sum(array.nbytes for array in arrays) < LARGE:
+        return None
+    return pool.empty(shape, first.dtype) if all(array.dtype == first.dtype for array in arrays) else None
 
 
 def read_only(array: np.ndarray) -> np.ndarray:

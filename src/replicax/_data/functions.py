@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
 
@@ -18,6 +18,8 @@ from replicax._data.prefetch import ParallelMap
 from replicax._data.reading import Reading
 from replicax._data.skipping import Later, Skip, made
 from replicax._data.specs import host_spec
+
+_R = TypeVar("_R")
 
 
 class BlockProgram(Protocol):
@@ -44,15 +46,16 @@ class ElementFunction:
         with_element: whether the result is a pair of the element and what the function returns.
     """
 
+    together = 1  # how many single elements a thread takes at a time
     node: Any = None  # the `StatefulNode`, part of the dataset's state that the function needs
 
     def __init__(self, role: str, function: Callable[..., Tree], with_element: bool = False):
         self.role, self.function, self.with_element = role, function, with_element
-        self._pool = Pool()
+        self.pool = Pool()  # has memory for elements
 
     def called(self, element: Tree) -> Any:
         """Returns what the function returns for an element, such as a dataset."""
-        return call_on_element(self.role, self.function, element, self._pool)
+        return call_on_element(self.role, self.function, element, self.pool)
 
     def __call__(self, element: Tree, number: int = 0, draws: Any = None) -> Tree:
         """Returns the function of one element, on the host; `number` is the element's in the dataset."""
@@ -171,8 +174,11 @@ class MappedElements(Blocks):
             return 1 if program is None else program.size
 
         computed = functools.partial(_computed, function, draws)
-        chunks = Chunks(elements, start, size)
-        self._results = map(computed, chunks) if threads is None else ParallelMap(computed, chunks, threads, in_order)
+        chunks = Chunks(elements, start, size, function.pool)
+        if threads is None:
+            self._results: Iterator[tuple[Tree, int | None]] = map(computed, chunks)
+        else:
+            self._results = in_threads(computed, chunks, threads, in_order, function.together)
 
     def __next__(self) -> Tree:
         found, count = self.next_block(1)
@@ -188,6 +194,72 @@ class MappedElements(Blocks):
         return cut(self._block, begin, self._at), self._at - begin
 
 
+def in_threads(
+    function: Callable[[Any], _R], items: Iterator[Any], threads: int, in_order: bool, together: int
+) -> Iterator[_R]:
+    """Returns the function of each item, called in threads.
+
+    To hand an item to a thread takes longer than many functions of single elements. So a thread takes up to `together`
+    at a time; not at the beginning, since the threads are to share few items too. An exception in place of an item, or
+    of its result, comes up in that place.
+    """
+    return _Each(
+        ParallelMap(functools.partial(_of_group, function), _groups(items, threads, together), threads, in_order)
+    )
+
+
+def _groups(items: Iterator[Any], threads: int, together: int) -> Iterator[list[tuple[Any, Exception | None]]]:
+    taken, ended = 0, False
+    while not ended:
+        size = min(together, 1 + taken // (8 * threads))
+        group: list[tuple[Any, Exception | None]] = []
+        while len(group) < size:
+            try:
+                group.append((next(items), None))
+            except StopIteration:
+                ended = True
+                break
+            except Exception as error:
+                group.append((None, error))
+                break
+            if isinstance(group[-1][0], Chunk):
+                break
+        taken += len(group)
+        if group:
+            yield group
+
+
+def _of_group(
+    function: Callable[[Any], _R], group: list[tuple[Any, Exception | None]]
+) -> list[tuple[_R | None, Exception | None]]:
+    found: list[tuple[_R | None, Exception | None]] = []
+    for item, error in group:
+        try:
+            found.append((function(item) if error is None else None, error))
+        except Exception as failure:
+            found.append((None, failure))
+    return found
+
+
+class _Each(Iterator[Any]):
+    """The results of groups one by one."""
+
+    def __init__(self, groups: Iterator[list[tuple[Any, Exception | None]]]):
+        self._groups = groups
+        self._ahead: Iterator[tuple[Any, Exception | None]] = iter(())
+
+    def __next__(self) -> Any:
+        while (found := next(self._ahead, None)) is None:
+            self._ahead = iter(next(self._groups))
+        result, error = found
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, found  # its traceback holds this frame: a cycle, which would keep the iterator
+        return result
+
+
 def _computed(function: ElementFunction, draws: Any, chunk: Chunk | tuple[int, Tree]) -> tuple[Tree, int | None]:
     """Returns the function of a chunk as a block and the number of its rows; None for a single element."""
     if not isinstance(chunk, Chunk):
@@ -200,4 +272,4 @@ def _computed(function: ElementFunction, draws: Any, chunk: Chunk | tuple[int, T
         part = cut(chunk.rows, begin, begin + program.size)
         results = program(padded(part, program.size), chunk.first + begin, draws)
         blocks.append(cut(results, 0, length(part)))
-    return joined(blocks), chunk.size
+    return joined(blocks, function.pool), chunk.size

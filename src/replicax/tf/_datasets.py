@@ -7,6 +7,7 @@ Any other function runs in Python for each element.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -54,6 +55,16 @@ def _cpu() -> jax.Device:
     return jax.local_devices(backend="cpu")[0]
 
 
+def _on_cpu() -> contextlib.AbstractContextManager[object]:
+    """Returns a context in which JAX computes on the CPU."""
+    if jax.config.jax_default_device is None and jax.default_backend() == "cpu":  # type: ignore[attr-defined]
+        return _here  # it does so already, and to say it again takes its time
+    return jax.default_device(_cpu())
+
+
+_here = contextlib.nullcontext()
+
+
 def _arguments(element: Tree) -> tuple[Tree, ...]:
     return element if type(element) is tuple else (element,)
 
@@ -74,6 +85,7 @@ class Draws:
 class TracedFunction(ElementFunction):
     """A user's function of elements, compiled where it can be."""
 
+    together = 8
     node: FunctionSeeds
 
     def __init__(self, role: str, function: Callable[..., Tree], with_element: bool = False):
@@ -89,7 +101,7 @@ class TracedFunction(ElementFunction):
         return Draws(reading, self.node)
 
     def called(self, element: Tree) -> Any:
-        with _host.computing(), jax.default_device(_cpu()):
+        with _host.computing(), _on_cpu():
             return call_user(self.role, self.function, *_arguments(_host.as_hosted(element)))
 
     def __call__(self, element: Tree, number: int = 0, draws: Draws | None = None) -> Tree:

@@ -32,12 +32,25 @@ _Parts: TypeAlias = "np.ndarray | RaggedTensor"
 
 def _strings(value: TensorLike) -> np.ndarray:
     array = np.asarray(known(value, "A tensor of strings", "Use it outside of compiled code."), object)
-    return np.vectorize(lambda x: x if isinstance(x, bytes) else str(x).encode(), otypes=[object])(array)
+    if all(type(x) is bytes for x in array.flat):
+        return array
+    return _filled([x if isinstance(x, bytes) else str(x).encode() for x in array.flat], array.shape, object)
+
+
+def _filled(values: list[Any], shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """Returns an array of these values; to let NumPy look for nested lists in them would take longer."""
+    array = np.empty(len(values), dtype)
+    array[:] = values
+    return array.reshape(shape)
 
 
 def _each(compute: Callable[..., Any], *arrays: np.ndarray, dtype: DTypeLike = object) -> Any:
-    result = np.vectorize(compute, otypes=[dtype])(*arrays)
-    return as_strings(np.asarray(result, dtype)) if dtype is object else convert_to_tensor(np.asarray(result, dtype))
+    shape = arrays[0].shape
+    if len(arrays) > 1:
+        arrays = tuple(np.broadcast_arrays(*arrays))
+        shape = arrays[0].shape
+    result = _filled([compute(*values) for values in zip(*(a.flat for a in arrays))], shape, dtype)
+    return as_strings(result) if dtype is object else as_array(result)
 
 
 def lower(input: TensorLike, encoding: str = "", name: str | None = None) -> np.ndarray:
