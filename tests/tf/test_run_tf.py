@@ -46,6 +46,8 @@ if __name__ == "__main__":
     model = tf.keras.Sequential([beside.layers.Dense(2)])
     model.compile("sgd", "mse")
     model.fit(tf.data.Dataset.from_tensor_slices((tf.ones([8, 3]), tf.ones([8, 2]))).batch(4), verbose=0)
+    shape = model.trainable_variables[0].shape  # TensorFlow's own kind, as in Keras on TensorFlow
+    assert shape.rank == 2 and shape.as_list() == [3, 2] and shape == (3, 2)
     spawning = multiprocessing.get_context("spawn")
     queue = spawning.Queue()
     process = spawning.Process(target=child, args=(queue,))

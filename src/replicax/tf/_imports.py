@@ -152,6 +152,18 @@ def _introduce_to_keras(libraries: Any) -> None:
     libraries.tensorflow._available = False
 
 
+def _give_shapes(core: Any) -> None:
+    # Keras's variables on TensorFlow have a shape with `rank` and `as_list()`.
+    plain = core.Variable.shape
+    if not getattr(plain.fget, "_is_ours", False):
+
+        def shape(self: Any) -> specs.TensorShape:
+            return specs.TensorShape(plain.fget(self))
+
+        shape._is_ours = True  # type: ignore[attr-defined]
+        core.Variable.shape = property(shape)
+
+
 def _quiet(record: logging.LogRecord) -> bool:
     """Returns whether a message is the program's, or a warning: programs that use absl.app log all of Orbax's steps."""
     folders = Path(record.pathname).parts
@@ -191,7 +203,11 @@ def _as_keras_2() -> None:
 
 
 # What is done to modules of other libraries when they are loaded. Keras uses other libraries through that one.
-_KERAS = {"keras.src.utils.module_utils": _introduce_to_keras, "keras.src.utils.rng_utils": _seed_with_keras}
+_KERAS = {
+    "keras.src.backend.jax.core": _give_shapes,
+    "keras.src.utils.module_utils": _introduce_to_keras,
+    "keras.src.utils.rng_utils": _seed_with_keras,
+}
 _ONCE_LOADED = {**_KERAS, "absl.logging": _quieten, "tree": _have_shapes_as_leaves}
 
 
