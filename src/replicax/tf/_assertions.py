@@ -33,7 +33,10 @@ def as_array(value: TensorLike) -> np.ndarray:
     try:
         return np.asarray(value)
     except ValueError:
-        return np.array(value, dtype=object)
+        values: Any = value
+        rows: np.ndarray = np.empty(len(values), dtype=object)
+        rows[:] = [as_array(row) for row in values]
+        return rows
 
 
 def _comparable(array: np.ndarray) -> np.ndarray:
