@@ -23,7 +23,7 @@ def run(run_tf):
 def test_an_absent_name_says_what_to_use(run):
     run("""
 raises(AttributeError, lambda: tf.saved_model.experimental.read_fingerprint, "read_fingerprint", "checksum")
-raises(AttributeError, lambda: tf.image.resize, "'image'", "jax.image")
+raises(AttributeError, lambda: tf.audio.decode_wav, "'audio'", "librosa")
 raises(AttributeError, lambda: tf.lite, "jax.export")
 raises(AttributeError, lambda: tf.distribute.experimental.nosuch, "distribute.experimental.nosuch", "docs/tf-names.md")
 raises(AttributeError, lambda: tf.nn.ctc_beam_search_decoder, "nn.ctc_beam_search_decoder", "pyctcdecode")

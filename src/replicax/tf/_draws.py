@@ -49,8 +49,8 @@ def now(
     The first numbers are the same however many are drawn. So it draws some more, up to the next of few sizes, and drops
     those that are over. Then it returns an array of NumPy.
     """
-    if shape and sample in _LEADING and not any(np.ndim(p) for p in parameters):
-        count = math.prod(shape)
+    count = math.prod(shape or ())  # no int where a dimension is not known while a function is traced
+    if shape and isinstance(count, int) and sample in _LEADING and not any(np.ndim(p) for p in parameters):
         size, kind = (_rounded(count),), (sample, shape, dtype)
         few = shape != size and count <= _ROUNDED and _draws[kind] < _OFTEN
         if few and jax_internals.is_eager(frames.untaped_trace()) and _on_cpu(words):
