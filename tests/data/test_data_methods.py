@@ -12,6 +12,7 @@ import replicax as rx
 from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorSpec
 from replicax._data.dataset import from_variant, to_variant
+from replicax._input import agreement
 from replicax.data import Dataset, DatasetSpec, Optional, Options
 
 R = Dataset.range
@@ -246,6 +247,15 @@ def test_the_rows_of_ragged_batches_are_split_among_replicas(rows):
 
     found, _ = strategy.run(sums, args=(element,))
     assert np.concatenate(strategy.experimental_local_results(found)).tolist() == list(map(sum, values))
+
+
+def test_a_worker_without_data_has_ragged_and_sparse_parts_without_rows():
+    ragged = rx.data.RaggedTensor.from_row_lengths(np.arange(3), [1, 2])
+    dataset = Dataset.from_tensor_slices({"r": ragged, "n": np.arange(2)}).batch(2)
+    parts = agreement._nothing(dataset._spec(True))
+    assert parts["r"].to_list() == [] and parts["r"].nrows() == 0 and parts["n"].shape == (0,)
+    sparse = agreement._nothing(R(2).map(counted).sparse_batch(2, [3])._spec(True))
+    assert sparse.dense_shape.tolist() == [0, 0] and not len(sparse.values)
 
 
 def test_a_dataset_is_one_value():

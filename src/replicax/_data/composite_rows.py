@@ -94,6 +94,16 @@ def filled(spec: RaggedTensor | RaggedRowSpec, rows: int, value: int) -> Leaf:
     return np.full((rows, *shape), b"" if spec.dtype.hasobject else value, spec.dtype)
 
 
+def no_rows(spec: Tree) -> Leaf:
+    """Returns a leaf of a batch of this spec that has no rows."""
+    if isinstance(spec, RaggedTensor):
+        return filled(spec, 0, 0)
+    if isinstance(spec, SparseTensor):
+        rank = spec.indices.shape[1] or 1
+        return SparseTensor(np.zeros((0, rank), np.int64), np.zeros(0, spec.dtype), np.zeros(rank, np.int64))
+    return np.zeros((0, *(n or 0 for n in tuple(spec.shape)[1:])), spec.dtype)
+
+
 @composites.row_count.register
 def _(leaf: RaggedTensor) -> int:
     return leaf.nrows()

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from replicax._base import nest
 from replicax._base.types import Leaf, Tree
 from replicax._data import composites
+from replicax._data.composite_rows import no_rows
 from replicax._data.reading import Reading
 from replicax._data.specs import INFINITE_CARDINALITY
 from replicax._job import exchange
@@ -161,4 +161,4 @@ def all_static(spec: Tree) -> bool:
 
 
 def _nothing(spec: Tree) -> Tree:
-    return jax.tree.map(lambda s: np.zeros((0, *(n or 0 for n in tuple(s.shape)[1:])), s.dtype), spec)
+    return composites.on_rows(no_rows, spec)

@@ -5,7 +5,7 @@ those of gradients, but only where they stand in a program's outermost computati
 times slower code of them.
 
 The gradient of a transposed convolution's kernel is a convolution of dilated inputs with a kernel as large as an image,
-of which XLA's code is 30 times slower than of the same with both in each other's place (benchmarks/convolutions.py).
+of which XLA's code is many times slower than of the same with both in each other's place (benchmarks/convolutions.py).
 """
 
 from __future__ import annotations

@@ -250,9 +250,7 @@ def _pair(case: Any, a: TensorLike, b: TensorLike, msg: object) -> tuple[np.ndar
 
 
 def _close(case: Any, a: Any, b: Any, rtol: float, atol: float, msg: object, where: str) -> None:
-    a, b = (
-        x._asdict() if hasattr(x, "_asdict") else _as_lists(x) if isinstance(x, RaggedTensor) else x for x in (a, b)
-    )
+    a, b = _plain(a), _plain(b)
     if isinstance(a, Mapping) != isinstance(b, Mapping):
         raise ValueError(f"Can't compare dict to non-dict, a{where} vs b{where}.{_said(msg)}")
     if isinstance(a, Mapping):
