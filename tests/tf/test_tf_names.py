@@ -1,6 +1,56 @@
 """Names of `replicax.tf` whose results are no tensors: what they do."""
 
 
+def test_loop_options_bound_the_loops_of_a_program(run_tf):
+    run_tf(
+        """
+        import replicax.tf as tf
+
+        @tf.function
+        def loop(numbers, limit):
+            while_count, range_count, row_sum = 0, 0, 0.0
+            while while_count < tf.size(numbers):
+                tf.autograph.experimental.set_loop_options(maximum_iterations=limit)
+                while_count += 1
+            for _ in tf.range(tf.size(numbers)):
+                tf.autograph.experimental.set_loop_options(parallel_iterations=1, maximum_iterations=limit)
+                range_count += 1
+            for number in numbers:
+                tf.autograph.experimental.set_loop_options(maximum_iterations=limit)
+                row_sum += number
+            return while_count, range_count, row_sum
+
+        numbers = tf.constant([1.0, 2.0, 4.0, 8.0])
+        assert [int(x) for x in loop(numbers, 3)] == [3, 3, 7]
+        assert [int(x) for x in loop(numbers, tf.constant(2))] == [2, 2, 3]
+        assert [int(x) for x in loop(numbers, 9)] == [4, 4, 15]
+
+        @tf.function
+        def python_loop():  # which Python runs, as in TensorFlow
+            count = 0
+            while count < 5:
+                tf.autograph.experimental.set_loop_options(maximum_iterations=3)
+                count += 1
+            return count
+        assert int(python_loop()) == 5
+
+        @tf.function
+        def cube_gradient(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = x
+                for _ in tf.range(1, 9):
+                    tf.autograph.experimental.set_loop_options(maximum_iterations=2)
+                    y *= x
+            return tape.gradient(y, x)
+        assert float(cube_gradient(tf.constant(2.0))) == 12.0
+
+        count = tf.while_loop(lambda n: n < 9, lambda n: n + 1, [tf.constant(0)], maximum_iterations=4)
+        assert int(count[0]) == 4
+        """
+    )
+
+
 def test_names_that_public_libraries_use(run_tf):
     run_tf(
         """
@@ -12,17 +62,6 @@ def test_names_that_public_libraries_use(run_tf):
         with tf.experimental.async_scope():
             assert float(tf.ones([]) + 1) == 2
         tf.experimental.async_clear_error()
-
-        @tf.function
-        def count(n):
-            x = 0
-            while x < n:
-                tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-                x += 1
-            return x
-        assert int(count(tf.constant(3))) == 3
-        with pytest.raises(NotImplementedError, match="bound into the condition"):
-            tf.autograph.experimental.set_loop_options(maximum_iterations=3)
 
         # Callbacks of checkpoints get the path; a number may be a variable of Keras.
         written, folder = [], tempfile.mkdtemp()

@@ -153,16 +153,24 @@ def while_stmt(
     get_state: GetState,
     set_state: SetState,
     names: Sequence[str],
-    opts: object,
+    opts: dict[str, Any],
 ) -> None:
-    """Runs a `while` statement. It becomes part of the program as soon as its condition is a tracer."""
+    """Runs a `while` statement. It becomes part of the program as soon as its condition is a tracer.
+
+    `opts` are those of `tf.autograph.experimental.set_loop_options`.
+    """
+    limit: Any = opts.get("maximum_iterations")
     while True:
-        truth = truth_of(test(), "while statement")
-        if not isinstance(truth, bool):
+        condition = test()
+        truth = truth_of(condition, "while statement")
+        # A bound is of loops on tensors, among them those whose value is known while they are traced.
+        limited = limit is not None and isinstance(condition, (jax.Array, np.generic))
+        if not isinstance(truth, bool) or (limited and isinstance(limit, jax.core.Tracer)):
             break
-        if not truth:
+        if not truth or (limited and int(limit) <= 0):
             return
         body()
+        limit = limit - 1 if limited else limit
 
     def tested(values: Sequence[Tree]) -> bool | jax.Array:
         set_state(tuple(values))
@@ -173,7 +181,7 @@ def while_stmt(
         body()
         return get_state()
 
-    _in_program(get_state, set_state, lambda init: cond_and_loops.while_loop(tested, repeated, init, names))
+    _in_program(get_state, set_state, lambda init: cond_and_loops.while_loop(tested, repeated, init, names, limit))
 
 
 def for_stmt(
@@ -183,10 +191,13 @@ def for_stmt(
     get_state: GetState,
     set_state: SetState,
     names: Sequence[str],
-    opts: object,
+    opts: dict[str, Any],
 ) -> None:
-    """Runs a `for` statement; `extra_test` is false once it was left by `break` or `return`."""
-    loop = _For(extra_test, body, get_state, set_state, names)
+    """Runs a `for` statement; `extra_test` is false once it was left by `break` or `return`.
+
+    `opts` are those of `tf.autograph.experimental.set_loop_options`.
+    """
+    loop = _For(extra_test, body, get_state, set_state, names, opts.get("maximum_iterations"))
     if isinstance(iter_, DynamicRange):
         return loop.over_range(iter_)
     if isinstance(iter_, jax.Array) and iter_.ndim and frames.is_tracing():
@@ -207,6 +218,7 @@ class _For(NamedTuple):
     get_state: GetState
     set_state: SetState
     names: Sequence[str]
+    limit: int | jax.Array | None  # of iterations, where the loop is part of the program
 
     def goes_on(self) -> bool | jax.Array:
         """Returns False once the loop was left by `break` or `return`."""
@@ -241,12 +253,18 @@ class _For(NamedTuple):
             self.run_if(self.goes_on(), x)
             return self.get_state()
 
+        if isinstance(self.limit, jax.core.Tracer):
+            rows = self._replace(body=lambda i: self.body(array[i]))
+            return rows.over_range(DynamicRange(0, len(array)))
+        array = array[: None if self.limit is None else int(self.limit)]
         if len(array):
             scan = functools.partial(cond_and_loops.scan, step, xs=array, names=self.names)
             _in_program(self.get_state, self.set_state, scan)
 
     def over_range(self, numbers: DynamicRange) -> None:
         size = numbers.size()
+        if self.limit is not None:
+            size = jnp.minimum(size, self.limit)
 
         def tested(values: Sequence[Tree]) -> bool | jax.Array:
             self.set_state(tuple(values[1:]))

@@ -195,15 +195,23 @@ def while_loop(
     body: Callable[[list[Tree]], Sequence[Tree]],
     init: Sequence[Tree],
     names: Sequence[str],
+    limit: Leaf | None = None,
 ) -> list[Tree]:
     """Repeats `values = body(values)` for as long as `test(values)` is True, and returns the values.
 
-    Values that are undefined or None before the loop are zeros if it never runs.
+    Values that are undefined or None before the loop are zeros if it never runs. It runs `limit` times at most.
 
     Raises:
         ValueError: a value has another structure or shape after an iteration, or is not defined before the loop.
         TypeError: it has another dtype, or differs and is no tensor.
     """
+    if limit is not None:
+        return while_loop(
+            lambda values: jnp.logical_and(values[0] < limit, test(values[1:])),
+            lambda values: (values[0] + 1, *body(values[1:])),
+            (jnp.zeros((), jnp.int32), *init),
+            ("the iteration", *names),
+        )[1:]
     before, arrays, block = _loop_body(names, init, body)
 
     def tested(*tracers: jax.Array) -> tuple[jax.Array]:

@@ -24,22 +24,18 @@ def async_clear_error() -> None:
     """Does nothing: an error of an operation is raised once."""
 
 
-def set_loop_options(
-    parallel_iterations: int | None = None,
-    swap_memory: bool | None = None,
-    maximum_iterations: Any = None,
-    shape_invariants: Any = None,
-) -> None:
-    """Does nothing, in the loop in which it is called: compiled loops need no options.
+try:
+    # AutoGraph finds the calls of this very function in a loop and takes them out of the code.
+    from malt.lang.directives import set_loop_options
+except ImportError:
 
-    Raises:
-        NotImplementedError: for `maximum_iterations`: write the bound into the loop's condition.
-    """
-    if maximum_iterations is not None:
-        raise NotImplementedError(
-            "tf.autograph.experimental.set_loop_options has no maximum_iterations: write the bound into the condition "
-            "of the loop, such as `while going_on and step < bound`."
-        )
+    def set_loop_options(
+        parallel_iterations: Any = None,
+        swap_memory: Any = None,
+        maximum_iterations: Any = None,
+        shape_invariants: Any = None,
+    ) -> None:
+        """Does nothing: without AutoGraph, no loop is part of a program."""
 
 
 @dataclasses.dataclass

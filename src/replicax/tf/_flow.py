@@ -131,14 +131,11 @@ def while_loop(
             variables, rounds = step(variables), rounds + 1
     else:
 
-        def more(state: list[Tree]) -> jax.Array:
-            rounds, *values = state
-            go_on = convert_to_tensor(cond(*values)).reshape(())
-            return go_on if limit is None else go_on & (rounds < limit)
+        def more(values: Sequence[Tree]) -> jax.Array:
+            return convert_to_tensor(cond(*values)).reshape(())
 
-        names = "the iteration", *(f"loop_vars[{i}]" for i in range(len(variables)))
-        start = jnp.zeros((), np.int32), *variables
-        variables = cond_and_loops.while_loop(more, lambda state: (state[0] + 1, *step(state[1:])), start, names)[1:]
+        names = [f"loop_vars[{i}]" for i in range(len(variables))]
+        variables = cond_and_loops.while_loop(more, step, variables, names, limit)
     return (
         variables[0] if one else type(loop_vars)(variables) if type(loop_vars) in (list, builtins.tuple) else variables
     )
