@@ -1,4 +1,6 @@
-"""What the gradient of a transposed convolution's kernel costs on CPU devices, as XLA has it and as replicax has it.
+"""What convolutions of dilated inputs cost on CPU devices, as XLA has them and in the forms that replicax gives them.
+
+They are transposed convolutions, which are gradients of strided ones too, and the gradients of their kernels.
 
 python benchmarks/convolutions.py
 """
@@ -10,7 +12,7 @@ import time
 
 from sides import finish, parsed, parser, ratio
 
-SIDES = ["as XLA has it", "exchanged"]
+SIDES = ["as XLA has it", "faster form"]
 SHAPES = [(7, 64, 64), (14, 64, 32), (14, 32, 1), (28, 32, 16)]  # height and width, features before and after
 
 
@@ -25,13 +27,12 @@ def main() -> None:
 
     jax.config.update("jax_platforms", "cpu")
 
-    def gradient(x, kernel, weights):
-        def total(kernel):
-            padding, numbers = [(3, 2), (3, 2)], ("NHWC", "HWIO", "NHWC")
-            out = lax.conv_general_dilated(x, kernel, (1, 1), padding, (2, 2), dimension_numbers=numbers)
-            return jnp.vdot(out, weights)
+    def transposed(x, kernel, weights):
+        padding, numbers = [(3, 2), (3, 2)], ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, kernel, (1, 1), padding, (2, 2), dimension_numbers=numbers)
 
-        return jax.grad(total)(kernel)
+    def gradient(x, kernel, weights):
+        return jax.grad(lambda kernel: jnp.vdot(transposed(x, kernel, weights), weights))(kernel)
 
     def seconds(function, *args) -> float:
         start = time.perf_counter()
@@ -39,25 +40,26 @@ def main() -> None:
         return time.perf_counter() - start
 
     found = []
-    for size, before, after in SHAPES:
-        shapes = (64, size, size, before), (5, 5, before, after), (64, 2 * size, 2 * size, after)
-        args = [jnp.full(shape, 0.5) for shape in shapes]
-        other = cpu_convolutions.exchanged(jax.make_jaxpr(gradient)(*args))
-        functions = dict(zip(SIDES, [jax.jit(gradient), jax.jit(jax.extend.core.jaxpr_as_fun(other))]))
-        rounds: dict[str, list[float]] = {side: [] for side in SIDES}
-        for number in range(options.rounds + 1):
-            for side, function in functions.items():
-                taken = seconds(function, *args)
-                if number:
-                    rounds[side].append(taken)
-        found.append({"shapes": shapes, "rounds": rounds})
+    for kind, function in {"transposed convolution": transposed, "its kernel's gradient": gradient}.items():
+        for size, before, after in SHAPES:
+            shapes = (64, size, size, before), (5, 5, before, after), (64, 2 * size, 2 * size, after)
+            args = [jnp.full(shape, 0.5) for shape in shapes]
+            other = cpu_convolutions.in_faster_forms(jax.make_jaxpr(function)(*args))
+            functions = dict(zip(SIDES, [jax.jit(function), jax.jit(jax.extend.core.jaxpr_as_fun(other))]))
+            rounds: dict[str, list[float]] = {side: [] for side in SIDES}
+            for number in range(options.rounds + 1):
+                for side, compiled in functions.items():
+                    taken = seconds(compiled, *args)
+                    if number:
+                        rounds[side].append(taken)
+            found.append({"kind": kind, "shapes": shapes, "rounds": rounds})
     cells = [
-        [f"{r['shapes'][0]}", f"{r['shapes'][1]}"]
+        [r["kind"], *(" x ".join(map(str, shape)) for shape in r["shapes"][:2])]
         + [f"{1e3 * statistics.median(r['rounds'][side]):.1f}" for side in SIDES]
         + [ratio(r["rounds"], SIDES[1], SIDES[0])]
         for r in found
     ]
-    table = "Milliseconds", ["images", "kernel", *SIDES, "ratio"], cells
+    table = "Milliseconds", ["computes", "images", "kernel", *SIDES, "ratio"], cells
     finish(options, "cpu", ("jax", "numpy"), {"convolutions": found}, {"convolutions": table})
 
 

@@ -1,4 +1,4 @@
-"""The gradient of a transposed convolution's kernel has the operands exchanged on CPU devices, and is the same."""
+"""Convolutions of dilated inputs have faster forms on CPU devices, and give the same."""
 
 from __future__ import annotations
 
@@ -48,8 +48,38 @@ def test_gradients_are_the_same(kernel, strides, padding):
         return jax.jit(gradient, static_argnums=(2, 3))(x, k, strides, padding)
 
     jaxpr = jax.make_jaxpr(function)(x, k)
-    other = cpu_convolutions.exchanged(jaxpr)
+    other = cpu_convolutions.in_faster_forms(jaxpr)
     assert sum(max(d) > 1 for d in dilations(other)) < sum(max(d) > 1 for d in dilations(jaxpr))
+    (found,) = jax.jit(jax.extend.core.jaxpr_as_fun(other))(x, k)
+    np.testing.assert_allclose(found, function(x, k), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dilation", "padding"),
+    [
+        ((5, 5), (2, 2), ((3, 2), (3, 2))),
+        ((3, 3), (2, 2), ((2, 1), (1, 2))),
+        ((4, 3), (3, 2), ((0, 0), (0, 1))),
+        ((2, 4), (1, 2), ((1, 0), (2, 2))),
+        ((3, 3), (2, 2), ((-1, 2), (1, -1))),
+        ((1, 1), (2, 3), ((0, 1), (0, 0))),  # most phases are zeros
+        ((2, 2), (3, 3), ((4, 7), (6, 5))),
+        ((3, 3), (2, 2), ((-8, 0), (0, 9))),
+    ],
+)
+@pytest.mark.parametrize("numbers", [NUMBERS, ("NCHW", "OIHW", "NCHW"), ("NHWC", "OIHW", "CHWN")])
+def test_convolutions_without_the_zeros_are_the_same(kernel, dilation, padding, numbers):
+    def arrayed(spec, **sizes):
+        return np.random.default_rng(0).normal(size=[sizes[name] for name in spec]).astype(np.float32)
+
+    x = arrayed(numbers[0], N=3, H=6, W=7, C=4)
+    k = arrayed(numbers[1], H=kernel[0], W=kernel[1], I=4, O=8)
+    function = jax.jit(
+        lambda x, k: lax.conv_general_dilated(x, k, (1, 1), padding, dilation, dimension_numbers=numbers)
+    )
+    jaxpr = jax.make_jaxpr(function)(x, k)
+    other = cpu_convolutions.in_faster_forms(jaxpr)
+    assert max(dilations(jaxpr)) == dilation and max(dilations(other)) == (1, 1)
     (found,) = jax.jit(jax.extend.core.jaxpr_as_fun(other))(x, k)
     np.testing.assert_allclose(found, function(x, k), rtol=1e-4, atol=1e-4)
 
@@ -57,11 +87,11 @@ def test_gradients_are_the_same(kernel, strides, padding):
 def test_other_convolutions_and_programs_stay_as_they_are():
     x, k = np.ones((1, 6, 6, 2), np.float32), np.ones((3, 3, 2, 2), np.float32)
     for jaxpr in (
-        jax.make_jaxpr(lambda x, k: transposed(x, k, (2, 2), ((3, 2), (3, 2))))(x, k),
+        jax.make_jaxpr(lambda x, k: transposed(x, k, (2, 2), ((3, 2), (3, 2))))(x, k),  # of few features
         jax.make_jaxpr(lambda x, k: gradient(x, k, (1, 1), "SAME"))(x, k),
         jax.make_jaxpr(lambda x: x + 1)(x),
     ):
-        assert cpu_convolutions.exchanged(jaxpr) is jaxpr
+        assert cpu_convolutions.in_faster_forms(jaxpr) is jaxpr
 
 
 @pytest.mark.parametrize("replicas", [0, 2])

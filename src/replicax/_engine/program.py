@@ -79,7 +79,7 @@ class Program:
         meshes = [] if level.local else meshes
         self._optimized = optimizes_programs()
         if self._optimized and jax.default_backend() == "cpu":
-            self.jaxpr = cpu_convolutions.exchanged(self.jaxpr)
+            self.jaxpr = cpu_convolutions.in_faster_forms(self.jaxpr)
         self._packing = packing_for(meshes[0] if meshes else None) if self._optimized else None
         # Of replicas whose calls in flight are bounded, or watched by the workers of a job; these count first.
         meshes = sorted((mesh for mesh in meshes if mesh.needs_bound or not mesh.all_local), key=lambda m: m.all_local)

@@ -5,17 +5,23 @@ those of gradients, but only where they stand in a program's outermost computati
 times slower code of them.
 
 The gradient of a transposed convolution's kernel is a convolution of dilated inputs with a kernel as large as an image,
-of which XLA's code is many times slower than of the same with both in each other's place (benchmarks/convolutions.py).
+of which XLA's code is many times slower than of the same with both in each other's place.
+
+Other convolutions of dilated inputs, which are transposed convolutions and gradients of strided ones, are computed with
+the zeros that the dilation puts in. Without them they are one convolution with a part of the kernel for each phase, the
+positions of the result that see the same zeros. benchmarks/convolutions.py measures both.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 from jax import lax
 
 from replicax._base import jax_internals
@@ -46,26 +52,27 @@ def _in_order(eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
 RULES = {"conv_general_dilated": _in_order}
 
 
+# Fewer features in the result are not worth the convolutions of phases, which have a cost of their own.
+_LEAST_FEATURES = 8
+
+
 def rule_for(eqn: jex.JaxprEqn) -> Rule[jax.Array] | None:
-    """Returns what computes an equation if it is a convolution whose operands are better exchanged, None for others."""
-    return _exchanged if _is_kernels_gradient(eqn) else None
-
-
-def _is_kernels_gradient(eqn: jex.JaxprEqn) -> bool:
-    """Returns whether an equation convolves dilated inputs with a kernel that is larger than the result."""
+    """Returns what computes an equation if it is a convolution that has a faster form, None for others."""
     if eqn.primitive.name != "conv_general_dilated":
-        return False
+        return None
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     if params["feature_group_count"] != 1 or params["batch_group_count"] != 1 or max(params["lhs_dilation"]) == 1:
-        return False
+        return None
     if max(params["window_strides"]) > 1 or max(params["rhs_dilation"]) > 1:
-        return False
+        return None
     kernel, out = kind_of(eqn.invars[1]).shape, kind_of(eqn.outvars[0]).shape
-    return bool(math.prod(kernel[i] for i in numbers.rhs_spec[2:]) > math.prod(out[i] for i in numbers.out_spec[2:]))
+    if math.prod(kernel[i] for i in numbers.rhs_spec[2:]) > math.prod(out[i] for i in numbers.out_spec[2:]):
+        return _exchanged  # the gradient of a transposed convolution's kernel
+    return _in_phases if out[numbers.out_spec[1]] >= _LEAST_FEATURES else None
 
 
 def _exchanged(eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
-    """Computes such an equation with its operands exchanged, from the result's end to its beginning."""
+    """Computes a convolution with its operands exchanged, from the result's end to its beginning."""
     left, right = operands
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     out = kind_of(eqn.outvars[0]).shape
@@ -85,18 +92,66 @@ def _exchanged(eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
     return [lax.rev(result, space)]
 
 
-class _Exchanging(Interpreter[jax.Array]):
+def _in_phases(eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
+    """Computes the convolution of a dilated input without the zeros in it, one phase of the result at a time.
+
+    The phases of a dimension with dilation d are d: phase p has the positions p, p + d, ... of the result, for which
+    every d-th tap of the kernel meets an element of the input, and the others meet zeros.
+    """
+    left, right = operands
+    params, numbers = eqn.params, eqn.params["dimension_numbers"]
+    kind = kind_of(eqn.outvars[0])
+    dilations = params["lhs_dilation"]
+    dims = list(zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:]))
+    sizes = [-(-kind.shape[out] // dilation) for (_, _, out), dilation in zip(dims, dilations)]
+    of_phase = list(kind.shape)
+    for (_, _, out), size in zip(dims, sizes):
+        of_phase[out] = size
+
+    def computed(phase: tuple[int, ...]) -> jax.Array:
+        image, kernel, padding = left, right, []
+        for (a, b, _), p, size, dilation, (low, _) in zip(dims, phase, sizes, dilations, params["padding"]):
+            first = (low - p) % dilation
+            taps = len(range(first, right.shape[b], dilation))
+            before = (low - p - first) // dilation
+            after = size - 1 + taps - left.shape[a] - before
+            # XLA (of JAX 0.10.2) reads beyond an image that a kernel of one tap has a negative padding for.
+            start, stop = max(-before, 0), left.shape[a] - max(-after, 0)
+            if not taps or start >= stop:
+                return jnp.zeros(of_phase, kind.dtype)
+            image = lax.slice_in_dim(image, start, stop, axis=a)
+            kernel = lax.slice_in_dim(kernel, first, None, dilation, b)
+            padding.append((max(before, 0), max(after, 0)))
+        changed = {"padding": tuple(padding), "lhs_dilation": (1,) * len(dims)}
+        result: jax.Array = jax_internals.rebind(eqn, {**params, **changed}, [image, kernel])[0]
+        return result
+
+    result = jnp.stack([computed(phase) for phase in itertools.product(*map(range, dilations))])
+    result = result.reshape(*dilations, *of_phase)
+    # Each dimension of phases goes behind the dimension whose positions they are.
+    order: list[int] = []
+    for i in range(len(of_phase)):
+        order.append(len(dims) + i)
+        order += [j for j, (_, _, out) in enumerate(dims) if out == i]
+    widened = list(of_phase)
+    for (_, _, out), dilation in zip(dims, dilations):
+        widened[out] *= dilation
+    result = result.transpose(order).reshape(widened)
+    return [lax.slice(result, [0] * len(widened), kind.shape)]
+
+
+class _InFasterForms(Interpreter[jax.Array]):
     def rule(self, eqn: jex.JaxprEqn) -> Rule[jax.Array] | None:
         if (rule := rule_for(eqn)) is not None:
             return rule
-        return self.enter if eqn.primitive.name in CALLS and any(map(_is_kernels_gradient, equations_in(eqn))) else None
+        return self.enter if eqn.primitive.name in CALLS and any(map(rule_for, equations_in(eqn))) else None
 
 
-def exchanged(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Returns a jaxpr in which the operands of such convolutions are exchanged; itself where there are none."""
-    if closed.effects or not any(map(_is_kernels_gradient, equations(closed))):
+def in_faster_forms(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """Returns a jaxpr whose convolutions have the faster forms; itself where none has one."""
+    if closed.effects or not any(map(rule_for, equations(closed))):
         return closed
-    return jax.make_jaxpr(lambda *args: _Exchanging().run(closed, args))(*closed.in_avals)
+    return jax.make_jaxpr(lambda *args: _InFasterForms().run(closed, args))(*closed.in_avals)
 
 
 def convolves(closed: jex.ClosedJaxpr) -> bool:
