@@ -75,3 +75,35 @@ assert len(compiled) == 1
 assert np.array_equal(first[149], tf.random.stateless_normal([8], [1, 149])[:7])
 """
     )
+
+
+def test_functions_of_datasets_in_python_draw_the_numbers_of_compiled_ones(run_tf):
+    run_tf(
+        """
+        from replicax.tf import _draws
+
+        tf.random.set_seed(3)
+        def numbers(i):
+            return (
+                tf.random.uniform([], -2.0, 1.5), tf.random.uniform([3], 0, 2**31 - 1, tf.int32),
+                tf.random.uniform([2], -5, 2**40, tf.int64), tf.random.normal([2, 3], 1.0, 2.0),
+                tf.random.truncated_normal([40]), tf.random.uniform([2], seed=4),
+            )
+        def in_python(i):
+            i.numpy()  # which compiled code cannot do
+            return numbers(i)
+        def listed(function, **options):
+            return [list(each) for each in zip(*tf.data.Dataset.range(150).map(function, **options).as_numpy_iterator())]
+        for options in ({}, {"num_parallel_calls": 3}):
+            _draws._blocks.clear()
+            for compiled, python in zip(listed(numbers, **options), listed(in_python, **options)):
+                np.testing.assert_array_equal(compiled, python)
+            assert len(_draws._blocks) <= 5 * 4  # one call of a program for 64 elements
+
+        # Bounds that differ from element to element, and shapes.
+        def own(i):
+            return tf.random.uniform([int(i) % 3 + 1], 0.0, float(i) + 1)
+        first, again = (list(tf.data.Dataset.range(9).map(own).as_numpy_iterator()) for _ in range(2))
+        assert all(0 <= x.min() and x.max() < i + 1 and x.shape == (i % 3 + 1,) for i, x in enumerate(first))
+        """
+    )

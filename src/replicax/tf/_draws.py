@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -59,6 +60,46 @@ def now(
     return drawn(sample, words, shape, dtype, *parameters)
 
 
+# Functions of datasets that run in Python draw a few numbers for each element, with keys that count the elements. A
+# call of a program costs more than such numbers, so one call draws for several elements.
+_ELEMENTS = 64  # a power of two
+_blocks: collections.OrderedDict[tuple[Any, ...], np.ndarray] = collections.OrderedDict()
+_MOST_BLOCKS, _MOST_NUMBERS = 256, 16
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _drawn_for_each(
+    sample: Draw, words: jax.Array, shape: tuple[int, ...], dtype: np.dtype | None, *parameters: jax.Array
+) -> jax.Array:
+    return jax.vmap(lambda own: sample(keys.wrapped(own), shape, dtype, *parameters))(words)
+
+
+def _for_element(
+    sample: Draw,
+    words: jax.Array | np.ndarray,
+    shape: tuple[int, ...] | None,
+    dtype: np.dtype | None,
+    *parameters: Any,
+) -> jax.Array | np.ndarray:
+    """Returns what `now` returns, in a function of a dataset that runs in Python."""
+    count = math.prod(shape or ())
+    few = sample in _LEADING and isinstance(words, np.ndarray) and count <= _MOST_NUMBERS and _on_cpu(words)
+    constant = all(isinstance(p, np.ndarray) and p.ndim == 0 for p in parameters)
+    if shape is None or not few or not constant or not jax_internals.is_eager(frames.untaped_trace()):
+        return now(sample, words, shape, dtype, *parameters)
+    first, second = int(words[0]) & -_ELEMENTS, int(words[1])
+    kind = (sample, dtype, *(p.tobytes() for p in parameters), first, second)
+    block = _blocks.get(kind)
+    if block is None:
+        of_each = np.asarray([[first + i, second] for i in range(_ELEMENTS)], np.uint32)
+        block = np.asarray(_drawn_for_each(sample, of_each, (_MOST_NUMBERS,), dtype, *parameters))
+        _blocks[kind] = block
+        with contextlib.suppress(KeyError):  # another thread may have dropped it
+            while len(_blocks) > _MOST_BLOCKS:
+                _blocks.popitem(last=False)
+    return block[int(words[0]) - first][:count].reshape(shape)
+
+
 def _rounded(count: int) -> int:
     """Returns the next size: of those from 32 on there are four between a power of two and the next."""
     step = 1 << max(3, count.bit_length() - 3)
@@ -88,7 +129,11 @@ def settle(found: jax.Array | np.ndarray) -> jax.Array:
 
 
 def of_op(op: str, dtype: DTypeLike | None, seed: SupportsInt | None) -> Draw:
-    return lambda sample, *arguments: settle(now(sample, keys.of_op(op, dtype, seed), *map(as_jax, arguments)))
+    def draw(sample: Draw, *arguments: Any) -> jax.Array:
+        drawn = _for_element if _host.is_on() else now
+        return settle(drawn(sample, keys.of_op(op, dtype, seed), *map(as_jax, arguments)))
+
+    return draw
 
 
 def of_seed(seed: TensorLike) -> Draw:
