@@ -64,7 +64,7 @@ NOT_AT_TOP_LEVEL = {
 }
 NEVER = {"tensorflow"}
 # Modules that are imported where they are used as well, and the libraries that they may therefore import.
-IMPORTED_WHERE_USED = {"_autograph.convert": {"malt"}, "_autograph.rewriting": {"malt"}}
+IMPORTED_WHERE_USED = {f"_autograph.{name}": {"malt"} for name in ("convert", "loop_options", "rewriting")}
 
 
 GRAPH = Graph(PACKAGE)

@@ -93,7 +93,8 @@ def test_functions_of_datasets_in_python_draw_the_numbers_of_compiled_ones(run_t
             i.numpy()  # which compiled code cannot do
             return numbers(i)
         def listed(function, **options):
-            return [list(each) for each in zip(*tf.data.Dataset.range(150).map(function, **options).as_numpy_iterator())]
+            elements = tf.data.Dataset.range(150).map(function, **options)
+            return [list(each) for each in zip(*elements.as_numpy_iterator())]
         for options in ({}, {"num_parallel_calls": 3}):
             _draws._blocks.clear()
             for compiled, python in zip(listed(numbers, **options), listed(in_python, **options)):

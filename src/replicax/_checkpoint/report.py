@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from replicax._base.errors import UnavailableError
 from replicax._base.tracebacks import Origin
 from replicax._checkpoint import random_state
 from replicax._checkpoint.object_graph import ObjectNode
@@ -124,9 +125,15 @@ def _described(some: Sequence[Variable]) -> str:
 
 
 def _is_zero(one: Variable) -> bool:
-    """Returns whether the parts of a variable in this process are zero, without asking other processes."""
+    """Returns whether the parts of a variable in this process are zero, without asking other processes.
+
+    A variable whose parameter server is gone has nothing left to lose.
+    """
     with frames.lock:
-        leaves = one._storage.read()
+        try:
+            leaves = one._storage.read()
+        except UnavailableError:
+            return True
     if any(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves):
         return False
     return not any(np.asarray(part.data).any() for leaf in leaves for part in leaf.addressable_shards)

@@ -76,19 +76,18 @@ def _drawn_for_each(
 
 def _for_element(
     sample: Draw,
-    words: jax.Array | np.ndarray,
+    words: tuple[int, int],
     shape: tuple[int, ...] | None,
     dtype: np.dtype | None,
     *parameters: Any,
 ) -> jax.Array | np.ndarray:
     """Returns what `now` returns, in a function of a dataset that runs in Python."""
     count = math.prod(shape or ())
-    few = sample in _LEADING and isinstance(words, np.ndarray) and count <= _MOST_NUMBERS and _on_cpu(words)
     constant = all(isinstance(p, np.ndarray) and p.ndim == 0 for p in parameters)
-    if shape is None or not few or not constant or not jax_internals.is_eager(frames.untaped_trace()):
-        return now(sample, words, shape, dtype, *parameters)
-    first, second = int(words[0]) & -_ELEMENTS, int(words[1])
-    kind = (sample, dtype, *(p.tobytes() for p in parameters), first, second)
+    if shape is None or sample not in _LEADING or count > _MOST_NUMBERS or not constant:
+        return now(sample, np.asarray(words, np.uint32), shape, dtype, *parameters)
+    first, second = words[0] & -_ELEMENTS, words[1]
+    kind = (sample, dtype, first, second, *(p.tobytes() for p in parameters))
     block = _blocks.get(kind)
     if block is None:
         of_each = np.asarray([[first + i, second] for i in range(_ELEMENTS)], np.uint32)
@@ -97,7 +96,7 @@ def _for_element(
         with contextlib.suppress(KeyError):  # another thread may have dropped it
             while len(_blocks) > _MOST_BLOCKS:
                 _blocks.popitem(last=False)
-    return block[int(words[0]) - first][:count].reshape(shape)
+    return block[words[0] - first, :count].reshape(shape)
 
 
 def _rounded(count: int) -> int:
@@ -130,8 +129,12 @@ def settle(found: jax.Array | np.ndarray) -> jax.Array:
 
 def of_op(op: str, dtype: DTypeLike | None, seed: SupportsInt | None) -> Draw:
     def draw(sample: Draw, *arguments: Any) -> jax.Array:
-        drawn = _for_element if _host.is_on() else now
-        return settle(drawn(sample, keys.of_op(op, dtype, seed), *map(as_jax, arguments)))
+        if not _host.is_on():
+            return settle(now(sample, keys.of_op(op, dtype, seed), *map(as_jax, arguments)))
+        words, parameters = keys.next_words(op, dtype, seed), map(as_jax, arguments)
+        if isinstance(words, tuple):
+            return settle(_for_element(sample, words, *parameters))
+        return settle(now(sample, words, *parameters))
 
     return draw
 

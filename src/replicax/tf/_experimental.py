@@ -24,20 +24,6 @@ def async_clear_error() -> None:
     """Does nothing: an error of an operation is raised once."""
 
 
-try:
-    # AutoGraph finds the calls of this very function in a loop and takes them out of the code.
-    from malt.lang.directives import set_loop_options
-except ImportError:
-
-    def set_loop_options(
-        parallel_iterations: Any = None,
-        swap_memory: Any = None,
-        maximum_iterations: Any = None,
-        shape_invariants: Any = None,
-    ) -> None:
-        """Does nothing: without AutoGraph, no loop is part of a program."""
-
-
 @dataclasses.dataclass
 class CheckpointOptions:
     """Options of checkpoints. Only the callbacks have an effect.

@@ -295,7 +295,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
         "Control flow on tensors.",
         {
             **_from("replicax._tracing.autograph_switch", "do_not_convert"),
-            **_from("_experimental", "set_loop_options"),
+            **_from("replicax._autograph.loop_options", "set_loop_options"),
         },
     ),
     "train": (

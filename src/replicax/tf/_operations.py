@@ -103,14 +103,16 @@ def _may_hold_variables(kind: type) -> bool:
 
 def value_of(x: Any) -> Any:
     """Returns the value of a variable (Keras's too) and of variables in a list; anything else unchanged."""
+    if _kinds.get(type(x)) is False:
+        return x
     if isinstance(x, Variable):
         found = _conversions.converted(x) if _conversions.registered else x
         return x.value() if found is x else found
     if type(x) in (list, tuple):
         return type(x)(map(value_of, x))
-    if type(x) in _strings:
-        return x
-    return x.__jax_array__() if _kinds.get(type(x)) or _may_hold_variables(type(x)) else x
+    if (may := _kinds.get(type(x))) is None:
+        may = _may_hold_variables(type(x))
+    return x.__jax_array__() if may and type(x) not in _strings else x
 
 
 def _is_complaint(error: Exception) -> bool:

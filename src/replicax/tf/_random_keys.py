@@ -59,12 +59,19 @@ def of_op(op: str, dtype: DTypeLike | None, seed: SupportsInt | None) -> jax.Arr
 
     They are the random 64 bits with which the counter starts, plus the replica and the count.
     """
+    words = next_words(op, dtype, seed)
+    return np.asarray(words, np.uint32) if isinstance(words, tuple) else words
+
+
+def next_words(op: str, dtype: DTypeLike | None, seed: SupportsInt | None) -> jax.Array | tuple[int, int]:
+    """Returns what `of_op` returns, as two integers in eager code."""
     tag: _Tag = () if seed is None else (op, dtype, int(seed))
     running = modes.running()
     of_element = running is not None and isinstance(running.code.random_numbers, OfElements)
     if advancing.locks and not of_element and frames.notes_changes and _saved.drawn_by_input is None:
         _saved.drawn_by_input = tracebacks.origin()
-    if isinstance(frames.frame(), frames.TraceFrame) and not jax_internals.is_eager(frames.untaped_trace()):
+    eager = jax_internals.is_eager(frames.untaped_trace())
+    if not eager and isinstance(frames.frame(), frames.TraceFrame):
         state = _of_function(running).state(tag, 0 if running is None or not tag else running.number(tag))
         value = state.value()
         state.assign_add(_NEXT, read_value=False)
@@ -74,9 +81,9 @@ def of_op(op: str, dtype: DTypeLike | None, seed: SupportsInt | None) -> jax.Arr
     # An initial value that is computed outside of a compiled replica is the same for all replicas.
     who = 0 if isinstance(number := replica(), jax.core.Tracer) else int(number)
     start, count = (_eager if running is None else _of_function(running)).take(tag, who)
-    if not jax_internals.is_eager(frames.untaped_trace()):
+    if not eager:
         frames.refuse_tracers([jnp.asarray(count) + 0])  # inside of `jax.jit` it would be a constant
-    return np.asarray([(start[0] + who) & _MASK, (start[1] + count) & _MASK], np.uint32)
+    return (start[0] + who) & _MASK, (start[1] + count) & _MASK
 
 
 def replica() -> int | jax.Array:

@@ -35,7 +35,7 @@ NAMESPACES = """tf math nn nn.experimental linalg random random.experimental bit
 errors dtypes quantization sets signal summary summary.experimental config config.experimental config.optimizer
 config.threading test profiler.experimental saved_model saved_model.experimental"""
 CASES = pathlib.Path(__file__).parent / "cases.txt"
-REPLICAS = True  # whether they are evaluated in the replicas of a strategy too
+REPLICAS = True  # whether one half is evaluated in the replicas of a strategy
 NAMES = {"tf": tf, "np": np}  # of expressions, beside the inputs
 FLOATS = ("x", "y", "v", "k", "m", "images", "filters")
 

@@ -6,6 +6,7 @@ The results are in memory of a pool, which datasets take without a copy.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,11 @@ def _opencv_for(array: np.ndarray) -> Any:
     return libraries.opencv() if fits and array.size > 0 and max(array.shape) <= _SIDE else None
 
 
+def _images_of(array: np.ndarray) -> Iterable[tuple[int, ...]]:
+    """Returns the indices of the images in a batch, `()` for an image."""
+    return [()] if array.ndim == 3 else np.ndindex(array.shape[:-3])
+
+
 def mirrored(image: Any) -> Any:
     """Returns an image with left and right exchanged."""
     array = np.asarray(image)
@@ -47,7 +53,7 @@ def standardized(image: Any) -> Any:
     array = np.asarray(image)
     found = _pool.empty(array.shape, np.float32)
     count = math.prod(array.shape[-3:])
-    for at in np.ndindex(array.shape[:-3]):
+    for at in _images_of(array):
         own, flat = array[at], found[at].reshape(-1)
         mean = np.float32(np.add.reduce(own, None, np.float32) / count)
         np.subtract(own, mean, found[at], dtype=np.float32)
@@ -59,7 +65,7 @@ def resized(image: Any, method: str, height: int, width: int, antialias: bool) -
     """Returns an image, or a batch of images, of another size, by any method but "nearest"."""
     array = np.asarray(image)
     found = _pool.empty((*array.shape[:-3], height, width, array.shape[-1]), np.float32)
-    for at in np.ndindex(array.shape[:-3]):
+    for at in _images_of(array):
         _resize(array[at], found[at], method, antialias)
     return _host.hosted(host_memory.settle(found))
 
