@@ -1,6 +1,7 @@
-"""What convolutions of dilated inputs cost on CPU devices, as XLA has them and in the forms that replicax gives them.
+"""What convolutions cost on CPU devices, as XLA has them and in the forms that replicax gives them.
 
-They are transposed convolutions, which are gradients of strided ones too, and the gradients of their kernels.
+They are transposed convolutions, which are gradients of strided ones too, the gradients of their kernels, and those of
+the kernels of plain convolutions.
 
 python benchmarks/convolutions.py
 """
@@ -34,13 +35,28 @@ def main() -> None:
     def gradient(x, kernel, weights):
         return jax.grad(lambda kernel: jnp.vdot(transposed(x, kernel, weights), weights))(kernel)
 
+    def plain_gradient(x, kernel, weights):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        images = weights[:, : x.shape[1], : x.shape[2]]
+
+        def total(kernel):
+            return jnp.vdot(lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers), images)
+
+        return jax.grad(total)(kernel)
+
+    kinds = {
+        "transposed convolution": transposed,
+        "its kernel's gradient": gradient,
+        "a convolution's kernel's gradient": plain_gradient,
+    }
+
     def seconds(function, *args) -> float:
         start = time.perf_counter()
         jax.block_until_ready(function(*args))
         return time.perf_counter() - start
 
     found = []
-    for kind, function in {"transposed convolution": transposed, "its kernel's gradient": gradient}.items():
+    for kind, function in kinds.items():
         for size, before, after in SHAPES:
             shapes = (64, size, size, before), (5, 5, before, after), (64, 2 * size, 2 * size, after)
             args = [jnp.full(shape, 0.5) for shape in shapes]

@@ -84,6 +84,28 @@ def test_convolutions_without_the_zeros_are_the_same(kernel, dilation, padding, 
     np.testing.assert_allclose(found, function(x, k), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("images", "parts"), [(32, 4), (24, 3), (8, 2), (26, 1), (7, 1)])
+@pytest.mark.parametrize("numbers", [NUMBERS, ("NCHW", "OIHW", "NCHW")])
+@pytest.mark.parametrize(("strides", "padding"), [((1, 1), "SAME"), ((2, 1), "VALID")])
+def test_gradients_of_kernels_are_sums_of_parts(images, parts, numbers, strides, padding):
+    x = np.random.default_rng(0).normal(size=(images, 33, 34, 2)).astype(np.float32)
+    k = np.random.default_rng(1).normal(size=(3, 2, 2, 8)).astype(np.float32)
+    x = x if numbers is NUMBERS else x.transpose(0, 3, 1, 2)
+    k = k if numbers is NUMBERS else k.transpose(3, 2, 0, 1)
+
+    def total(x, k):
+        return jnp.sum(jnp.sin(lax.conv_general_dilated(x, k, strides, padding, dimension_numbers=numbers)))
+
+    function = jax.jit(jax.grad(total, 1))
+    jaxpr = jax.make_jaxpr(function)(x, k)
+    other = cpu_convolutions.in_faster_forms(jaxpr)
+    assert (other is jaxpr) == (parts == 1)
+    lengths = [eqn.params["length"] for eqn in cpu_convolutions.equations(other) if eqn.primitive.name == "scan"]
+    assert lengths == ([parts] if parts > 1 else [])
+    (found,) = jax.jit(jax.extend.core.jaxpr_as_fun(other))(x, k)
+    np.testing.assert_allclose(found, function(x, k), rtol=1e-4, atol=1e-3)
+
+
 def test_other_convolutions_and_programs_stay_as_they_are():
     x, k = np.ones((1, 6, 6, 2), np.float32), np.ones((3, 3, 2, 2), np.float32)
     for jaxpr in (

@@ -9,7 +9,10 @@ of which XLA's code is many times slower than of the same with both in each othe
 
 Other convolutions of dilated inputs, which are transposed convolutions and gradients of strided ones, are computed with
 the zeros that the dilation puts in. Without them they are one convolution with a part of the kernel for each phase, the
-positions of the result that see the same zeros. benchmarks/convolutions.py measures both.
+positions of the result that see the same zeros.
+
+The gradient of a kernel sums over the images. XLA sums over all of them in one product, whose factors are larger than
+the caches; in parts of a few images it takes half of the time or less. benchmarks/convolutions.py measures all three.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from replicax._base import jax_internals
@@ -33,8 +37,12 @@ from replicax._passes.uneven_replicas import unwrapped
 
 def _in_order(eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
     """Computes the equation of a convolution by one whose dimensions are in that order: a rule."""
-    left, right = operands
-    numbers = eqn.params["dimension_numbers"]
+    return [_ordered(eqn, eqn.params, *operands)]
+
+
+def _ordered(eqn: jex.JaxprEqn, params: dict[str, Any], left: jax.Array, right: jax.Array) -> jax.Array:
+    """Convolves with these parameters in place of the equation's own, with dimensions in that order."""
+    numbers = params["dimension_numbers"]
     space = range(1, len(numbers.lhs_spec) - 1)
     ordered = lax.ConvDimensionNumbers(
         (0, len(space) + 1, *space), (len(space) + 1, len(space), *(i - 1 for i in space)), (0, len(space) + 1, *space)
@@ -43,9 +51,9 @@ def _in_order(eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
     left = lax.transpose(left, (batch, *rest, features))
     out, features, *rest = numbers.rhs_spec
     right = lax.transpose(right, (*rest, features, out))
-    (result,) = jax_internals.rebind(eqn, {**eqn.params, "dimension_numbers": ordered}, [left, right])
+    (result,) = jax_internals.rebind(eqn, {**params, "dimension_numbers": ordered}, [left, right])
     places = dict(zip(numbers.out_spec, ordered.out_spec))
-    return [lax.transpose(result, [places[i] for i in range(result.ndim)])]
+    return lax.transpose(result, [places[i] for i in range(result.ndim)])
 
 
 # Rules for an `Interpreter`.
@@ -61,14 +69,55 @@ def rule_for(eqn: jex.JaxprEqn) -> Rule[jax.Array] | None:
     if eqn.primitive.name != "conv_general_dilated":
         return None
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
-    if params["feature_group_count"] != 1 or params["batch_group_count"] != 1 or max(params["lhs_dilation"]) == 1:
-        return None
-    if max(params["window_strides"]) > 1 or max(params["rhs_dilation"]) > 1:
+    if params["feature_group_count"] != 1 or params["batch_group_count"] != 1:
         return None
     kernel, out = kind_of(eqn.invars[1]).shape, kind_of(eqn.outvars[0]).shape
-    if math.prod(kernel[i] for i in numbers.rhs_spec[2:]) > math.prod(out[i] for i in numbers.out_spec[2:]):
-        return _exchanged  # the gradient of a transposed convolution's kernel
+    of_kernel = math.prod(kernel[i] for i in numbers.rhs_spec[2:]) > math.prod(out[i] for i in numbers.out_spec[2:])
+    if max(params["lhs_dilation"]) == 1:
+        return _in_parts if of_kernel and _images_of_part(eqn, eqn.params, kernel) else None
+    if max(params["window_strides"]) > 1 or max(params["rhs_dilation"]) > 1:
+        return None
+    if of_kernel:
+        return _exchanged  # of a transposed convolution
     return _in_phases if out[numbers.out_spec[1]] >= _LEAST_FEATURES else None
+
+
+# A part of a kernel's gradient sums over at least so many images, and over so many positions of the result.
+_IMAGES, _POSITIONS = 8, 2048
+
+
+def _images_of_part(eqn: jex.JaxprEqn, params: dict[str, Any], kernel: tuple[int, ...]) -> int:
+    """Returns the number of images in a part of a kernel's gradient, 0 where it is better computed at once.
+
+    The gradient is a convolution whose features are the images, and its kernel the gradient of the results.
+    """
+    out_features, images, *space = (kernel[i] for i in params["dimension_numbers"].rhs_spec)
+    if out_features < _LEAST_FEATURES or kind_of(eqn.outvars[0]).dtype not in (np.float32, np.float64):
+        return 0  # sums of parts would be rounded to fewer bits
+    most = min(max(_IMAGES, _POSITIONS // math.prod(space)), images // 2)
+    part = next((n for n in range(most, 0, -1) if images % n == 0), 0)
+    return part if 2 * part >= _IMAGES else 0
+
+
+def _in_parts(eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
+    """Computes the gradient of a kernel as a sum over parts of the images."""
+    return [_sum_of_parts(eqn, eqn.params, *operands)]
+
+
+def _sum_of_parts(eqn: jex.JaxprEqn, params: dict[str, Any], left: jax.Array, right: jax.Array) -> jax.Array:
+    numbers, kind = params["dimension_numbers"], kind_of(eqn.outvars[0])
+    images = _images_of_part(eqn, params, right.shape)
+    if not images:
+        return _ordered(eqn, params, left, right)
+
+    def parts(x: jax.Array, axis: int) -> jax.Array:
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], -1, images, *x.shape[axis + 1 :]), axis, 0)
+
+    def add(total: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        return total + _ordered(eqn, params, *part), None
+
+    pairs = parts(left, numbers.lhs_spec[1]), parts(right, numbers.rhs_spec[1])
+    return lax.scan(add, jnp.zeros(kind.shape, kind.dtype), pairs)[0]
 
 
 def _exchanged(eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
@@ -88,8 +137,7 @@ def _exchanged(eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
         "rhs_dilation": params["lhs_dilation"],
         "dimension_numbers": lax.ConvDimensionNumbers(numbers.rhs_spec, numbers.lhs_spec, (batch, features, *space)),
     }
-    (result,) = jax_internals.rebind(eqn, {**params, **exchanged}, [right, left])
-    return [lax.rev(result, space)]
+    return [lax.rev(_sum_of_parts(eqn, {**params, **exchanged}, right, left), space)]
 
 
 def _in_phases(eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
