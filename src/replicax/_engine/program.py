@@ -78,7 +78,9 @@ class Program:
         self._over_devices = any(mesh.mesh.size > 1 for mesh in meshes) or not places <= {level.device}
         meshes = [] if level.local else meshes
         self._optimized = optimizes_programs()
-        if self._optimized and jax.default_backend() == "cpu":
+        placed = meshes[0] if meshes else level.device
+        self._on_cpu = (jax.default_backend() if placed is None else placed.platform) == "cpu"
+        if self._optimized and self._on_cpu:
             self.jaxpr = cpu_convolutions.in_faster_forms(self.jaxpr)
         self._packing = packing_for(meshes[0] if meshes else None) if self._optimized else None
         # Of replicas whose calls in flight are bounded, or watched by the workers of a job; these count first.
@@ -238,7 +240,7 @@ class Program:
             rows = [isinstance(leaf, PerReplica) for read in self.reads for leaf in nest.values(read.element)]
             kinds = self.jaxpr.out_avals[self.state_count :]
             repeated = RepeatedProgram(steps, kinds, self._mesh is not None)
-            slow = self._optimized and jax.default_backend() == "cpu" and cpu_convolutions.convolves(self.jaxpr)
+            slow = self._optimized and self._on_cpu and cpu_convolutions.convolves(self.jaxpr)
             step = cpu_convolutions.in_loop(self._compute) if slow else self._compute
             program = repeated.function(step, types, rows, self.results.over_steps)
             repeated.compiled = jax.jit(self._named(program), donate_argnums=self._donated())
