@@ -22,7 +22,7 @@ from replicax._base import array_conversion, errors
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.messages import received
 from replicax._base.specs import as_dtype
-from replicax._data.elements import as_numpy, as_strings
+from replicax._data.elements import as_numpy, as_strings, as_tensor
 from replicax._values import DistributedValues, PerReplica
 from replicax._values import errors as _errors
 from replicax._variables.variable import Variable
@@ -49,6 +49,8 @@ def convert_to_tensor(
         value = value.value()
     if isinstance(value, PerReplica):
         raise _errors.not_a_tensor(value)
+    if _is_of_bytes(value) and dtype in (None, np.dtype(object)):
+        return string_tensor(value)
     if array_conversion.has_symbolic_sizes(value):
         return _of_sizes(value, np.int32 if dtype is None else as_dtype(dtype))
     if hasattr(value, "__jax_array__") and not isinstance(value, jax.Array):  # Keras's variables too
@@ -85,6 +87,12 @@ def convert_to_tensor(
     return as_array(array)
 
 
+def _is_of_bytes(value: Any) -> TypeGuard[np.ndarray]:
+    """Returns whether a value is an array of bytes objects, which takes less time than to look at each of them."""
+    objects = isinstance(value, np.ndarray) and value.dtype == np.dtype(object)
+    return objects and {*map(type, value.ravel().tolist())} == {bytes}
+
+
 def string_tensor(array: np.ndarray) -> Any:
     """Returns a tensor of strings: a NumPy array, which operations take as they take JAX's."""
     return as_strings(array)
@@ -103,6 +111,11 @@ def as_array(array: np.ndarray) -> jax.Array:
     if isinstance(tensor, jax.core.Tracer) and array.size <= 64:
         _remember(tensor, array)
     return tensor
+
+
+def as_element(array: np.ndarray) -> Any:
+    """Returns an array, of strings too, as datasets show it, and on the host in functions that run in Python."""
+    return _host.hosted(array) if _host.is_on() and array.dtype != object else as_tensor(array)
 
 
 def _remember(tensor: jax.Array, array: np.ndarray) -> None:

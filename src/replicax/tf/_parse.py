@@ -14,7 +14,7 @@ from replicax._data.ragged import RaggedTensor
 from replicax._data.sparse import SparseTensor
 from replicax.tf import _features, _wire
 from replicax.tf._features import Plan
-from replicax.tf._ops import known
+from replicax.tf._ops import as_element, known
 from replicax.tf._types import TensorLike
 
 _DECODERS = {_wire.FLOAT: _wire.floats, _wire.INT64: _wire.integers, _wire.BYTES: _wire.strings}
@@ -169,11 +169,11 @@ class _Batch:
         found: dict[str, Any] = {}
         for key, feature in self.plan.features.items():
             if isinstance(feature, _features.FixedLenFeature):
-                found[key] = as_tensor(self._dense(key))
+                found[key] = as_element(self._dense(key))
             elif isinstance(feature, _features.VarLenFeature):
                 found[key] = self._sparse(self._columns[key])
             elif isinstance(feature, _features.FixedLenSequenceFeature):
-                found[key] = as_tensor(self._sequence(key, feature))
+                found[key] = as_element(self._sequence(key, feature))
             elif isinstance(feature, _features.SparseFeature):
                 found[key] = self._indexed(feature)
             else:

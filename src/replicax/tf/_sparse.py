@@ -6,6 +6,7 @@ How many values there are depends on data, so these operations run outside of co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._data.elements import as_strings, as_tensor
 from replicax._data.sparse import SparseTensor
 from replicax.tf import _hashes, _operations
-from replicax.tf._ops import convert_to_tensor, known
+from replicax.tf._ops import as_element, convert_to_tensor, known
 from replicax.tf._parse import strings_of
 from replicax.tf._types import TensorLike
 
@@ -35,7 +36,7 @@ def _parts(sp_input: Any) -> tuple[np.ndarray, np.ndarray, list[int]]:
 
 def _made(indices: np.ndarray, values: np.ndarray, shape: Sequence[int]) -> SparseTensor:
     parts = indices.reshape(-1, len(shape)).astype(np.int64), values, np.array(shape, np.int64)
-    return SparseTensor(*map(as_tensor, parts))
+    return SparseTensor(*map(as_element, parts))
 
 
 def _flat(indices: np.ndarray, shape: Sequence[int]) -> np.ndarray:
@@ -74,9 +75,10 @@ def to_dense(
     filler = filler.encode() if isinstance(filler, str) else np.asarray(filler)[()]
     dense = np.full(shape, filler, values.dtype)
     dense[tuple(indices.T)] = values
-    if values.dtype != _STRING and isinstance(sp_input.values, jax.Array):  # with a gradient
+    differentiable = values.dtype != _STRING and jnp.issubdtype(values.dtype, jnp.inexact)
+    if differentiable and isinstance(sp_input.values, jax.Array):  # with a gradient
         return jnp.asarray(dense).at[tuple(indices.T)].set(sp_input.values) if len(indices) else as_tensor(dense)
-    return as_tensor(dense)
+    return as_element(dense)
 
 
 def from_dense(tensor: TensorLike, name: str | None = None) -> SparseTensor:
@@ -293,25 +295,30 @@ def cross_hashed(
         num_buckets: hashes are taken modulo this number, where it is not 0.
         hash_key: TensorFlow's by default.
     """
-    rows: list[list[np.ndarray]] = []
-    for x in inputs:
-        if isinstance(x, SparseTensor):
-            indices, values, shape = _parts(x)
-            parts = [values[indices[:, 0] == i] for i in range(shape[0])]
-        else:
-            parts = list(np.asarray(known(convert_to_tensor(x), "A crossing", "Cross outside of compiled code.")))
-        rows.append([_numbers(part) for part in parts])
+    values, counts = zip(*map(_rows_of, inputs))  # the numbers of all rows, and how many each row has
+    each = np.prod(counts, axis=0, dtype=np.int64)
+    rows = np.repeat(np.arange(len(each)), each)
+    within = np.arange(len(rows)) - np.repeat(each.cumsum() - each, each)
+    columns: list[np.ndarray] = []
+    rest = within
+    for numbers, count in zip(values[::-1], counts[::-1]):  # the last column changes first
+        begin = count.cumsum() - count
+        columns.insert(0, numbers[begin[rows] + rest % count[rows]])
+        rest = rest // count[rows]
     key = _hashes._DECAF if hash_key is None else int(hash_key)
-    crossed = []
-    for columns in zip(*rows):
-        grids = np.meshgrid(*columns, indexing="ij")
-        crossed.append(_hashes.crossed([grid.ravel() for grid in grids], key))
-    counts = np.array(list(map(len, crossed)), np.int64)
-    values = np.concatenate([np.empty(0, np.uint64), *crossed])
-    values = values % np.uint64(num_buckets) if num_buckets else values & np.uint64(2**63 - 1)
-    within = np.arange(len(values)) - np.repeat(counts.cumsum() - counts, counts)
-    places = np.stack([np.repeat(np.arange(len(counts)), counts), within], 1)
-    return _made(places, values.astype(np.int64), [len(counts), int(counts.max(initial=0))])
+    found = _hashes.crossed(columns, key)
+    found = found % np.uint64(num_buckets) if num_buckets else found & np.uint64(2**63 - 1)
+    return _made(np.stack([rows, within], 1), found.astype(np.int64), [len(each), int(each.max(initial=0))])
+
+
+def _rows_of(x: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the numbers of all rows of strings or integers one after another, and how many each row has."""
+    if isinstance(x, SparseTensor):
+        indices, values, shape = _parts(x)
+        order, counts = np.argsort(indices[:, 0], kind="stable"), np.bincount(indices[:, 0], minlength=shape[0])
+        return _numbers(values[order]), counts
+    rows = np.asarray(known(convert_to_tensor(x), "A crossing", "Cross outside of compiled code."))
+    return _numbers(rows).reshape(-1), np.full(len(rows), math.prod(rows.shape[1:]))
 
 
 def _numbers(values: np.ndarray) -> np.ndarray:
