@@ -103,3 +103,70 @@ def test_checkpoints_have_tables_that_change(run_tf):
         assert second.lookup(["a", "b", "z"]).numpy().tolist() == [1, 2, -1]
         """
     )
+
+
+def test_single_records_are_parsed_with_their_neighbors(run_tf):
+    run_tf(
+        """
+        from replicax._data import record_blocks
+        from replicax.tf import _parse
+
+        def example(**features):
+            kinds = {int: ("int64_list", tf.train.Int64List), bytes: ("bytes_list", tf.train.BytesList)}
+            made = {}
+            for key, value in features.items():
+                name, kind = kinds[type(value)]
+                made[key] = tf.train.Feature(**{name: kind(value=[value])})
+            return tf.train.Example(features=tf.train.Features(feature=made)).SerializeToString()
+        path = tempfile.mkdtemp() + "/records"
+        with tf.io.TFRecordWriter(path) as writer:
+            for i in range(300):
+                writer.write(example(number=i, text=b"t%d" % i) if i != 150 else example(text=b"none"))
+        features = {
+            "number": tf.io.FixedLenFeature([], tf.int64, 7), "text": tf.io.FixedLenFeature([1], tf.string),
+        }
+        parsed = []
+        def parse(record):
+            parsed.append(1)
+            return tf.io.parse_single_example(record, features)
+        batches = []
+        original = _parse._Batch.__init__
+        def counted(self, plan, records, *rest):
+            batches.append(len(records))
+            original(self, plan, records, *rest)
+        _parse._Batch.__init__ = counted
+
+        expected = [7 if i == 150 else i for i in range(300)]
+        for dataset in (
+            tf.data.TFRecordDataset(path).map(parse),
+            tf.data.TFRecordDataset(path).shuffle(100, seed=1).map(parse, num_parallel_calls=3),
+        ):
+            del batches[:]
+            found = list(dataset.as_numpy_iterator())
+            assert sorted(int(x["number"]) for x in found) == sorted(expected)
+            assert all(x["text"].tolist() == [b"none" if x["number"] == 7 and x["text"][0] == b"none" else
+                                              b"t%d" % x["number"]] for x in found)
+            assert found[0]["number"].dtype == np.int64 and found[0]["number"].shape == ()
+            assert sum(batches) < 700 and len(batches) < 20, batches  # groups of 64, not one by one
+
+        # A record that is not as asked for fails by itself.
+        strict = {"number": tf.io.FixedLenFeature([], tf.int64)}
+        one = tf.data.TFRecordDataset(path).map(lambda record: tf.io.parse_single_example(record, strict))
+        iterator, numbers, failed = one.as_numpy_iterator(), [], 0
+        while True:
+            try:
+                numbers.append(int(next(iterator)["number"]))
+            except StopIteration:
+                break
+            except tf.errors.InvalidArgumentError as error:
+                failed += 1
+                assert "number" in str(error)
+        assert failed == 1 and numbers == [i for i in range(300) if i != 150]
+
+        # What is known about records is bounded.
+        record_blocks._MOST_BYTES = 1000
+        for _ in range(20):
+            record_blocks.note([bytes([i]) * 100 for i in range(5)])
+        assert record_blocks._bytes <= 1500 and len(record_blocks._places) <= 15
+        """
+    )

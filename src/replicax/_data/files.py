@@ -22,6 +22,7 @@ from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorSpec
 from replicax._base.tracebacks import origin
 from replicax._base.types import Tree
+from replicax._data import record_blocks
 from replicax._data.compression import TFRecordOptions, opened, record_compression
 from replicax._data.dataset import Dataset
 from replicax._data.elements import positive
@@ -284,6 +285,7 @@ def _whole_records(file: BinaryIO, path: bytes, place: int, least: int = _CHUNK)
         bad = wrong(data, heads, 8)
         bad[: len(records)] |= wrong(data, ends[:-1] + 12, np.diff(ends) - 16)
         sound = int(bad.argmax()) if bad.any() else len(records)
+        record_blocks.note(records)
         yield from records[:sound]
         if bad.any():
             raise DataLossError(f"Corrupted record at byte {place + ends[sound]} of {os.fsdecode(path)!r}.")

@@ -154,6 +154,7 @@ class Plan:
     Attributes:
         features: these, by key.
         dense: the FixedLenFeatures, as they are parsed.
+        only_dense: whether there are no others.
         names: the names of all that is looked for in the records, by the kind of its values.
         wire: the same names, as they are looked for.
     """
@@ -184,6 +185,7 @@ class Plan:
                 wanted(key, kind_of(feature.dtype))
             else:
                 raise ValueError(f"Unsupported {type(feature).__name__} {feature!r:.80} for key {key!r}")
+        self.only_dense = len(self.dense) == len(self.features)
         self.names = sorted(kinds, key=lambda name: kinds[name])
         self.kinds = np.array([kinds[name] for name in self.names], np.int8)
         self.row = {name: i for i, name in enumerate(self.names)}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
+from replicax._data import record_blocks
 from replicax._data.elements import Probe, as_tensor
 from replicax._data.ragged import RaggedTensor
 from replicax._data.sparse import SparseTensor
@@ -64,7 +66,23 @@ def parse_single_example(
         raise ValueError(
             f"Input serialized must be a scalar, got shape {list(records.shape)}. Use tf.io.parse_example."
         )
-    return parsed(plan, [records[()]], alone=True)
+    record = records[()]
+    found = record_blocks.find(record) if plan.only_dense else None
+    if found is not None:
+        block, place = found
+        rows, within = block.of(place, plan, functools.partial(_dense_rows, plan))
+        if rows is not None:
+            return {key: as_element(values[within, ...]) for key, values in rows.items()}
+    return parsed(plan, [record], alone=True)
+
+
+def _dense_rows(plan: Plan, records: Sequence[bytes]) -> dict[str, np.ndarray] | None:
+    """Returns the values of records that are parsed together, None where one of them is not as the plan has it."""
+    try:
+        batch = _Batch(plan, list(records), [])
+        return {key: batch._dense(key) for key in plan.features}
+    except (InvalidArgumentError, ValueError):
+        return None
 
 
 # The plans of the last calls: most programs pass the same features again and again.
