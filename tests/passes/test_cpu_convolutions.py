@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -113,6 +114,24 @@ def test_other_convolutions_and_programs_stay_as_they_are():
         jax.make_jaxpr(lambda x, k: gradient(x, k, (1, 1), "SAME"))(x, k),
         jax.make_jaxpr(lambda x: x + 1)(x),
     ):
+        assert cpu_convolutions.in_faster_forms(jaxpr) is jaxpr
+
+
+def test_what_is_empty_or_not_known_stays_as_it_is():
+    def gradients(x, k):
+        return jax.grad(lambda x, k: jnp.sum(jnp.sin(lax.conv_general_dilated(x, k, (1, 1), "VALID"))), (0, 1))(x, k)
+
+    def matrices(x, k):
+        return lax.conv_general_dilated(x, k, (), ())
+
+    kernel = jax.ShapeDtypeStruct((8, 8, 3, 3), np.float32)
+    batch, height = jax.export.symbolic_shape("b, h", constraints=("h >= 9",))
+    for function, x, k in (
+        (gradients, jax.ShapeDtypeStruct((batch, 8, height, 16), np.float32), kernel),
+        (gradients, jax.ShapeDtypeStruct((0, 8, 16, 16), np.float32), kernel),
+        (matrices, jax.ShapeDtypeStruct((4, 8), np.float32), jax.ShapeDtypeStruct((8, 8), np.float32)),
+    ):
+        jaxpr = jax.make_jaxpr(function)(x, k)
         assert cpu_convolutions.in_faster_forms(jaxpr) is jaxpr
 
 

@@ -71,7 +71,10 @@ def rule_for(eqn: jex.JaxprEqn) -> Rule[jax.Array] | None:
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     if params["feature_group_count"] != 1 or params["batch_group_count"] != 1:
         return None
-    kernel, out = kind_of(eqn.invars[1]).shape, kind_of(eqn.outvars[0]).shape
+    image, kernel, out = (kind_of(atom).shape for atom in (*eqn.invars, *eqn.outvars))
+    # Symbolic dimensions cannot be compared, and what is empty is left to XLA.
+    if len(out) < 3 or not all(isinstance(n, int) and n for n in (*image, *kernel, *out)):
+        return None
     of_kernel = math.prod(kernel[i] for i in numbers.rhs_spec[2:]) > math.prod(out[i] for i in numbers.out_spec[2:])
     if max(params["lhs_dilation"]) == 1:
         return _in_parts if of_kernel and _images_of_part(eqn, eqn.params, kernel) else None
