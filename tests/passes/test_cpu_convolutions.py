@@ -113,6 +113,8 @@ def test_other_convolutions_and_programs_stay_as_they_are():
         jax.make_jaxpr(lambda x, k: transposed(x, k, (2, 2), ((3, 2), (3, 2))))(x, k),  # of few features
         jax.make_jaxpr(lambda x, k: gradient(x, k, (1, 1), "SAME"))(x, k),
         jax.make_jaxpr(lambda x: x + 1)(x),
+        # A kernel that covers the images is no gradient, and its features are no images.
+        jax.make_jaxpr(lambda x, k: transposed(x, k, (1, 1), "VALID"))(np.ones((16, 4, 4, 64)), np.ones((4, 4, 64, 8))),
     ):
         assert cpu_convolutions.in_faster_forms(jaxpr) is jaxpr
 

@@ -163,10 +163,48 @@ def test_single_records_are_parsed_with_their_neighbors(run_tf):
                 assert "number" in str(error)
         assert failed == 1 and numbers == [i for i in range(300) if i != 150]
 
-        # What is known about records is bounded.
+        # What is returned is the caller's own, strings too.
+        (record,) = tf.data.TFRecordDataset(path).take(1)
+        for key, value in ("number", 99), ("text", b"other"):
+            mine = np.asarray(tf.io.parse_single_example(record, features)[key])
+            if mine.flags.writeable:
+                mine[...] = value
+            assert np.asarray(tf.io.parse_single_example(record, features)[key]) != value
+        def add_one(x):
+            x += 1
+            return x
+        def added(record):
+            number = tf.io.parse_single_example(record, {"number": tf.io.FixedLenFeature([1], tf.int64)})["number"]
+            return tf.numpy_function(add_one, [number], tf.int64)
+        twice = tf.data.TFRecordDataset(path).take(3).cache().map(added).repeat(2)
+        assert [int(x[0]) for x in twice] == [1, 2, 3, 1, 2, 3]
+        texts = np.array([b"a", b"b"], object)
+        tensor = tf.constant(texts)
+        texts[0] = b"z"
+        assert tensor.numpy().tolist() == [b"a", b"b"]
+
+        # Where few of the neighbors are asked for, most records are parsed by themselves.
+        many = path + ".many"
+        with tf.io.TFRecordWriter(many) as writer:
+            for i in range(64 * 200):
+                writer.write(example(number=i, text=b"t"))
+        del batches[:]
+        number = {"number": tf.io.FixedLenFeature([], tf.int64)}
+        few = tf.data.TFRecordDataset(many).shard(64, 1).map(lambda record: tf.io.parse_single_example(record, number))
+        found = [int(x["number"]) for x in few]
+        assert found == list(range(1, 64 * 200, 64)) and sum(size > 1 for size in batches) < 110, batches
+
+        # What is known about records, and what they have become, is bounded.
         record_blocks._MOST_BYTES = 1000
         for _ in range(20):
             record_blocks.note([bytes([i]) * 100 for i in range(5)])
         assert record_blocks._bytes <= 1500 and len(record_blocks._places) <= 15
+        record_blocks._MOST_BYTES, record_blocks._MOST_FOUND = 1 << 25, 3 * 64 * 10
+        neighbors, records = record_blocks.Neighbors(list, 10), [b"record %d" % i for i in range(64 * 9)]
+        record_blocks.note(records)
+        for i in range(0, 64 * 9, 64):
+            rows, within = neighbors.of(records[i])
+            assert rows[within] is records[i] and len(neighbors._groups) <= 3
+        assert record_blocks.Neighbors(list, 1 << 20).of(records[0]) is None
         """
     )

@@ -25,6 +25,10 @@ def test_loop_options_bound_the_loops_of_a_program(run_tf):
         assert [int(x) for x in loop(numbers, tf.constant(2))] == [2, 2, 3]
         assert [int(x) for x in loop(numbers, 9)] == [4, 4, 15]
 
+        assert [int(x) for x in loop(numbers, -1)] == [0, 0, 0]
+        assert [int(x) for x in loop(numbers[:0], 3)] == [0, 0, 0]
+        assert [int(x) for x in loop(numbers[:0], tf.constant(3))] == [0, 0, 0]
+
         @tf.function
         def python_loop():  # which Python runs, as in TensorFlow
             count = 0

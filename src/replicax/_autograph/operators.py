@@ -195,7 +195,8 @@ def for_stmt(
 ) -> None:
     """Runs a `for` statement; `extra_test` is false once it was left by `break` or `return`.
 
-    `opts` are those of `tf.autograph.experimental.set_loop_options`.
+    `opts` are those of `tf.autograph.experimental.set_loop_options`. As in TensorFlow, they are for loops over tensors,
+    not for those over datasets.
     """
     loop = _For(extra_test, body, get_state, set_state, names, opts.get("maximum_iterations"))
     if isinstance(iter_, DynamicRange):
@@ -219,6 +220,10 @@ class _For(NamedTuple):
     set_state: SetState
     names: Sequence[str]
     limit: int | jax.Array | None  # of iterations, where the loop is part of the program
+
+    def known_limit(self) -> int | None:
+        """Returns how many iterations there are at most, None without a bound."""
+        return None if self.limit is None else max(int(self.limit), 0)
 
     def goes_on(self) -> bool | jax.Array:
         """Returns False once the loop was left by `break` or `return`."""
@@ -253,10 +258,12 @@ class _For(NamedTuple):
             self.run_if(self.goes_on(), x)
             return self.get_state()
 
+        if not len(array):
+            return
         if isinstance(self.limit, jax.core.Tracer):
             rows = self._replace(body=lambda i: self.body(array[i]))
             return rows.over_range(DynamicRange(0, len(array)))
-        array = array[: None if self.limit is None else int(self.limit)]
+        array = array[: self.known_limit()]
         if len(array):
             scan = functools.partial(cond_and_loops.scan, step, xs=array, names=self.names)
             _in_program(self.get_state, self.set_state, scan)

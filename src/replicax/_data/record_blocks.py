@@ -1,57 +1,48 @@
 """Which records were read together: what parses one of them is likely to be asked for the others too.
 
 To parse many records at once takes a small part of the time that they take one by one. So a function of a dataset that
-parses single records, in whatever order they come, has their neighbors in the file parsed with them.
+parses single records has their neighbors in the file parsed with them, as long as it asks for one of eight at least.
+What is kept for that is bounded by its bytes, and stays after a dataset has ended, for the next pass.
 """
 
 from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _GROUP = 64  # records that are parsed together
-_LARGEST = 1 << 14  # bytes of a record, on average, up to which that is worthwhile
+_LARGEST = 1 << 14  # bytes of a record, or of what it becomes, up to which that is worthwhile
 _MOST_BYTES = 1 << 25  # of records whose neighbors are known
+_MOST_FOUND = 1 << 24  # bytes of what they have become
+_SPARSE = 8  # one of so many neighbors has to be asked for
+_TRIED = 8 * _GROUP  # calls before that is judged
 
 _lock = threading.Lock()
-_blocks: collections.deque[RecordBlock] = collections.deque()
-_places: dict[int, tuple[RecordBlock, int]] = {}  # by the id of a record, which its block keeps alive
+_blocks: collections.deque[_Block] = collections.deque()
+_places: dict[int, tuple[_Block, int]] = {}  # by the id of a record, which its block keeps alive
 _bytes = 0
 
 
-class RecordBlock:
+class _Block:
     """Records that were read together."""
 
-    def __init__(self, records: Sequence[bytes]):
-        self.records = records
-        self.size = sum(map(len, records))
-        self._found: dict[tuple[Hashable, int], list[Any]] = {}  # what groups gave, and how often it was asked for
-
-    def of(self, place: int, key: Hashable, compute: Callable[[Sequence[bytes]], Any]) -> tuple[Any, int]:
-        """Returns what `compute` returns for the records around one of them, and its place among these."""
-        group, within = divmod(place, _GROUP)
-        entry = self._found.get((key, group))
-        records = self.records[group * _GROUP : (group + 1) * _GROUP]
-        if entry is None:
-            entry = self._found[key, group] = [compute(records), 0]
-        entry[1] += 1
-        if entry[1] >= len(records):
-            self._found.pop((key, group), None)
-        return entry[0], within
+    def __init__(self, records: Sequence[bytes], size: int):
+        self.records, self.size = records, size
 
 
 def note(records: Sequence[bytes]) -> None:
     """Notes that records were read together."""
     global _bytes
-    block = RecordBlock(records)
-    if len(records) < 2 or block.size > _LARGEST * len(records):
+    size = sum(map(len, records))
+    if len(records) < 2 or size > _LARGEST * len(records):
         return
+    block = _Block(records, size)
     with _lock:
         _blocks.append(block)
         _places.update((id(record), (block, place)) for place, record in enumerate(records))
-        _bytes += block.size
+        _bytes += size
         while _bytes > _MOST_BYTES and len(_blocks) > 1:
             oldest = _blocks.popleft()
             _bytes -= oldest.size
@@ -59,7 +50,42 @@ def note(records: Sequence[bytes]) -> None:
                 _places.pop(id(record), None)
 
 
-def find(record: bytes) -> tuple[RecordBlock, int] | None:
-    """Returns the block of a record and its place there, None where it is not known."""
-    found = _places.get(id(record))
-    return found if found is not None and found[0].records[found[1]] is record else None
+class Neighbors:
+    """What a function of several records gives for those around a record.
+
+    Args:
+        compute: the function.
+        size: the bytes of what it gives for one record.
+    """
+
+    def __init__(self, compute: Callable[[Sequence[bytes]], Any], size: int):
+        self._compute = compute
+        self._most = _MOST_FOUND // (_GROUP * max(size, 1)) if size <= _LARGEST else 0
+        self._groups: collections.OrderedDict[tuple[_Block, int], list[Any]] = collections.OrderedDict()
+        self._lock = threading.Lock()
+        self._computed = self._asked = 0
+
+    def of(self, record: bytes) -> tuple[Any, int] | None:
+        """Returns what the function gives for the records around one of them, and its place among these.
+
+        None where its neighbors are not known, or are not worth the time.
+        """
+        found = _places.get(id(record))
+        if not self._most or found is None or found[0].records[found[1]] is not record:
+            return None
+        block, (group, within) = found[0], divmod(found[1], _GROUP)
+        records = block.records[group * _GROUP : (group + 1) * _GROUP]
+        with self._lock:
+            self._asked += 1
+            entry = self._groups.pop((block, group), None)
+            if entry is None:
+                if self._computed * _GROUP > _SPARSE * (self._asked + _TRIED):
+                    return None
+                self._computed += 1
+                entry = [self._compute(records), 0]
+            entry[1] += 1
+            if entry[1] < len(records):  # otherwise it was asked for each of them
+                self._groups[block, group] = entry
+            while len(self._groups) > self._most:
+                self._groups.popitem(last=False)
+        return entry[0], within

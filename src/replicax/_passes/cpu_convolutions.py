@@ -94,7 +94,10 @@ def _images_of_part(eqn: jex.JaxprEqn, params: dict[str, Any], kernel: tuple[int
 
     The gradient is a convolution whose features are the images, and its kernel the gradient of the results.
     """
-    out_features, images, *space = (kernel[i] for i in params["dimension_numbers"].rhs_spec)
+    numbers = params["dimension_numbers"]
+    if not numbers.lhs_spec[1] == numbers.rhs_spec[1] == 0 or any(min(pair) < 0 for pair in params["padding"]):
+        return 0  # the features are not images, which come first; or XLA may read beyond them, see `_in_phases`
+    out_features, images, *space = (kernel[i] for i in numbers.rhs_spec)
     if out_features < _LEAST_FEATURES or kind_of(eqn.outvars[0]).dtype not in (np.float32, np.float64):
         return 0  # sums of parts would be rounded to fewer bits
     most = min(max(_IMAGES, _POSITIONS // math.prod(space)), images // 2)
@@ -166,7 +169,7 @@ def _in_phases(eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
             taps = len(range(first, right.shape[b], dilation))
             before = (low - p - first) // dilation
             after = size - 1 + taps - left.shape[a] - before
-            # XLA (of JAX 0.10.2) reads beyond an image that a kernel of one tap has a negative padding for.
+            # XLA (of JAX 0.10.2) reads beyond an image that a small kernel has a negative padding for.
             start, stop = max(-before, 0), left.shape[a] - max(-after, 0)
             if not taps or start >= stop:
                 return jnp.zeros(of_phase, kind.dtype)

@@ -81,7 +81,7 @@ def _for_element(
     dtype: np.dtype | None,
     *parameters: Any,
 ) -> jax.Array | np.ndarray:
-    """Returns what `now` returns, in a function of a dataset that runs in Python."""
+    """Returns numbers for an element in a function of a dataset that runs in Python, as its program would draw them."""
     count = math.prod(shape or ())
     constant = all(isinstance(p, np.ndarray) and p.ndim == 0 for p in parameters)
     if shape is None or sample not in _LEADING or count > _MOST_NUMBERS or not constant:

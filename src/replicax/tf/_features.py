@@ -9,6 +9,7 @@ import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, as_dtype
+from replicax._data.record_blocks import Neighbors
 from replicax.tf import _wire
 
 _DTYPES: dict[int, np.dtype] = {
@@ -154,7 +155,7 @@ class Plan:
     Attributes:
         features: these, by key.
         dense: the FixedLenFeatures, as they are parsed.
-        only_dense: whether there are no others.
+        neighbors: what parses the neighbors of single records, once there was one.
         names: the names of all that is looked for in the records, by the kind of its values.
         wire: the same names, as they are looked for.
     """
@@ -185,7 +186,7 @@ class Plan:
                 wanted(key, kind_of(feature.dtype))
             else:
                 raise ValueError(f"Unsupported {type(feature).__name__} {feature!r:.80} for key {key!r}")
-        self.only_dense = len(self.dense) == len(self.features)
+        self.neighbors: Neighbors | None = None
         self.names = sorted(kinds, key=lambda name: kinds[name])
         self.kinds = np.array([kinds[name] for name in self.names], np.int8)
         self.row = {name: i for i, name in enumerate(self.names)}

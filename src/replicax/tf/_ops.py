@@ -22,7 +22,7 @@ from replicax._base import array_conversion, errors
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.messages import received
 from replicax._base.specs import as_dtype
-from replicax._data.elements import as_numpy, as_strings, as_tensor
+from replicax._data.elements import Strings, as_numpy, as_strings, as_tensor
 from replicax._values import DistributedValues, PerReplica
 from replicax._values import errors as _errors
 from replicax._variables.variable import Variable
@@ -50,7 +50,7 @@ def convert_to_tensor(
     if isinstance(value, PerReplica):
         raise _errors.not_a_tensor(value)
     if _is_of_bytes(value) and dtype in (None, np.dtype(object)):
-        return string_tensor(value)
+        return string_tensor(value if isinstance(value, Strings) else value.copy())
     if array_conversion.has_symbolic_sizes(value):
         return _of_sizes(value, np.int32 if dtype is None else as_dtype(dtype))
     if hasattr(value, "__jax_array__") and not isinstance(value, jax.Array):  # Keras's variables too

@@ -67,13 +67,19 @@ def parse_single_example(
             f"Input serialized must be a scalar, got shape {list(records.shape)}. Use tf.io.parse_example."
         )
     record = records[()]
-    found = record_blocks.find(record) if plan.only_dense else None
-    if found is not None:
-        block, place = found
-        rows, within = block.of(place, plan, functools.partial(_dense_rows, plan))
-        if rows is not None:
-            return {key: as_element(values[within, ...]) for key, values in rows.items()}
+    found = neighbors.of(record) if (neighbors := _neighbors(plan)) is not None else None
+    if found is not None and found[0] is not None:
+        rows, within = found
+        return {key: as_element(values[within, ...].copy()) for key, values in rows.items()}
     return parsed(plan, [record], alone=True)
+
+
+def _neighbors(plan: Plan) -> record_blocks.Neighbors | None:
+    """Returns what parses the neighbors of single records for a plan, None where their sizes are not known."""
+    if plan.neighbors is None and len(plan.dense) == len(plan.features):
+        size = sum(dense.size * _features.dtype_of(dense.kind).itemsize for dense in plan.dense.values())
+        plan.neighbors = record_blocks.Neighbors(functools.partial(_dense_rows, plan), size)
+    return plan.neighbors
 
 
 def _dense_rows(plan: Plan, records: Sequence[bytes]) -> dict[str, np.ndarray] | None:

@@ -295,7 +295,11 @@ def cross_hashed(
         num_buckets: hashes are taken modulo this number, where it is not 0.
         hash_key: TensorFlow's by default.
     """
+    if not inputs:
+        raise ValueError("A crossing needs one input at least, got none.")
     values, counts = zip(*map(_rows_of, inputs))  # the numbers of all rows, and how many each row has
+    if len({len(count) for count in counts}) > 1:
+        raise InvalidArgumentError(f"Expected batches of one size, got {[len(count) for count in counts]} rows.")
     each = np.prod(counts, axis=0, dtype=np.int64)
     rows = np.repeat(np.arange(len(each)), each)
     within = np.arange(len(rows)) - np.repeat(each.cumsum() - each, each)
