@@ -1,9 +1,10 @@
-"""Evaluates the expressions of cases.txt: `python run.py MODULE RESULT`, with `tensorflow` or `replicax.tf`.
+"""Evaluates the expressions of cases.txt: `python run.py MODULE RESULT [WAY]`, with `tensorflow` or `replicax.tf`.
 
 The result is a JSON object: for each expression what it gives, and its gradients with respect to the inputs. For
 `replicax.tf` one half is evaluated in one compiled function, the other half in the replicas of a strategy; what
 depends on values that compiled code does not know, and what raises, eagerly. Of each half, one half is evaluated in a
-function of a dataset that runs in Python too. An operation has several expressions, next to each other.
+function of a dataset that runs in Python too. An operation has several expressions, next to each other. WAY is one of
+"eager", "function", "replicas" and "python"; without it there are all.
 """
 
 import importlib
@@ -197,12 +198,16 @@ def main():
             returned = tf.function(lambda inputs: strategy.run(f, args=(inputs,)))(inputs)
             return tf.nest.map_structure(lambda leaf: strategy.experimental_local_results(leaf)[-1], returned)
 
-        result = {
-            "eager": {expression: outcome(lambda: eager(how, expression)) for how, expression in at_once},  # noqa: B023
-            "function": compiled(alone, lambda f, inputs: tf.function(f)(inputs)),
-            "replicas": compiled(alike[1::2], in_replicas),
-            "python": in_python([case for i, case in enumerate(table) if i % 4 in (0, 3)]),
+        def eagerly():
+            return {expression: outcome(lambda: eager(how, expression)) for how, expression in at_once}  # noqa: B023
+
+        ways = {
+            "eager": eagerly,
+            "function": lambda: compiled(alone, lambda f, inputs: tf.function(f)(inputs)),
+            "replicas": lambda: compiled(alike[1::2], in_replicas),
+            "python": lambda: in_python([case for i, case in enumerate(table) if i % 4 in (0, 3)]),
         }
+        result = {way: compute() for way, compute in ways.items() if way in (sys.argv[3:] or ways)}
     lines = [
         f"{json.dumps(part)}: {{\n"
         + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in entries.items())
