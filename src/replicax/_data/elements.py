@@ -114,7 +114,7 @@ def as_tensor(array: Leaf) -> Leaf:
     return jnp.asarray(array, dtype=tensor_dtype(array.dtype))
 
 
-def as_tensors(element: Tree) -> Tree:
+def tensors_of(element: Tree) -> Tree:
     """Returns an element on the host as users see it, see `as_tensor`; its arrays go to the device together."""
     leaves, tree = jax.tree.flatten(element)
     plain = [i for i, leaf in enumerate(leaves) if isinstance(leaf, np.ndarray) and _goes_as_it_is(leaf)]

@@ -19,7 +19,7 @@ from replicax._base.tracebacks import Origin
 from replicax._base.types import Leaf, Tree
 from replicax._data import composites
 from replicax._data.calls import ending
-from replicax._data.elements import Nested, as_tensors
+from replicax._data.elements import Nested, tensors_of
 from replicax._data.multi_step import Block, stack_on_devices
 from replicax._data.prefetch import Lock, advancing, on_behalf_of
 from replicax._data.ragged import RaggedTensor
@@ -323,7 +323,7 @@ class DatasetIterator(ElementIterator):
         return self._shown_element(next(self._elements))
 
     def _shown_element(self, element: Tree) -> Tree:
-        return as_tensors(element)
+        return tensors_of(element)
 
     def save_state(self) -> bytes:
         """Returns the position of the iterator: some numbers, however large the dataset is."""

@@ -18,7 +18,7 @@ from replicax._base.types import Tree
 from replicax._data.base import Base
 from replicax._data.calls import as_bool, as_tensors, call_user, fold
 from replicax._data.composite_rows import RaggedRow, RaggedRowSpec, filled
-from replicax._data.elements import Probe, as_tensor, host_structure, positive
+from replicax._data.elements import Probe, host_structure, positive, tensors_of
 from replicax._data.functions import ElementFunction, mapped
 from replicax._data.ragged import RaggedTensor
 from replicax._data.reading import Maker, Reading, hands_on, replayed, skipped
@@ -233,7 +233,7 @@ class Functions(Base):
         elements = list(itertools.islice(self._make(Reading(self._nodes)), 2))
         if len(elements) != 1:
             raise InvalidArgumentError(f"Dataset {'had more than one element' if elements else 'was empty'}.")
-        return jax.tree.map(as_tensor, elements[0])
+        return tensors_of(elements[0])
 
     def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Self:
         """Returns the elements that come without an exception.

@@ -67,7 +67,8 @@ def parse_single_example(
             f"Input serialized must be a scalar, got shape {list(records.shape)}. Use tf.io.parse_example."
         )
     record = records[()]
-    found = neighbors.of(record) if (neighbors := _neighbors(plan)) is not None else None
+    neighbors = _neighbors(plan)
+    found = None if neighbors is None else neighbors.of(record)
     if found is not None and found[0] is not None:
         rows, within = found
         return {key: as_element(values[within, ...].copy()) for key, values in rows.items()}

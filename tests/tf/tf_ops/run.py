@@ -36,7 +36,7 @@ NAMESPACES = """tf math nn nn.experimental linalg random random.experimental bit
 errors dtypes quantization sets signal summary summary.experimental config config.experimental config.optimizer
 config.threading test profiler.experimental saved_model saved_model.experimental"""
 CASES = pathlib.Path(__file__).parent / "cases.txt"
-REPLICAS = True  # whether one half is evaluated in the replicas of a strategy
+REPLICAS = True  # whether replicas have one half; without them a function has all, and so has Python
 NAMES = {"tf": tf, "np": np}  # of expressions, beside the inputs
 FLOATS = ("x", "y", "v", "k", "m", "images", "filters")
 
@@ -190,22 +190,25 @@ def main():
         rest = [case for case in table if case not in at_once]
         # Where a function is told how many replicas share a loss, replicas differ from the rest.
         alone = [case for case in rest if "compute_average_loss" in case[1] or "scale_regularization" in case[1]]
-        alike = [case for case in rest if case not in alone] if REPLICAS else []
-        alone += [case for case in rest if case not in alike] if not REPLICAS else alike[::2]
+        alike = [case for case in rest if case not in alone]
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
         def in_replicas(f, inputs):
             returned = tf.function(lambda inputs: strategy.run(f, args=(inputs,)))(inputs)
             return tf.nest.map_structure(lambda leaf: strategy.experimental_local_results(leaf)[-1], returned)
 
+        in_function = alone + alike[::2] if REPLICAS else rest
+
         def eagerly():
             return {expression: outcome(lambda: eager(how, expression)) for how, expression in at_once}  # noqa: B023
 
         ways = {
             "eager": eagerly,
-            "function": lambda: compiled(alone, lambda f, inputs: tf.function(f)(inputs)),
-            "replicas": lambda: compiled(alike[1::2], in_replicas),
-            "python": lambda: in_python([case for i, case in enumerate(table) if i % 4 in (0, 3)]),
+            "function": lambda: compiled(
+                alone + alike[::2] if REPLICAS else rest, lambda f, inputs: tf.function(f)(inputs)
+            ),
+            "replicas": lambda: compiled(alike[1::2], in_replicas) if REPLICAS else {},
+            "python": lambda: in_python([case for i, case in enumerate(table) if i % 4 in (0, 3) or not REPLICAS]),
         }
         result = {way: compute() for way, compute in ways.items() if way in (sys.argv[3:] or ways)}
     lines = [
