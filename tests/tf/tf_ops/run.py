@@ -204,9 +204,7 @@ def main():
 
         ways = {
             "eager": eagerly,
-            "function": lambda: compiled(
-                alone + alike[::2] if REPLICAS else rest, lambda f, inputs: tf.function(f)(inputs)
-            ),
+            "function": lambda: compiled(in_function, lambda f, inputs: tf.function(f)(inputs)),
             "replicas": lambda: compiled(alike[1::2], in_replicas) if REPLICAS else {},
             "python": lambda: in_python([case for i, case in enumerate(table) if i % 4 in (0, 3) or not REPLICAS]),
         }
