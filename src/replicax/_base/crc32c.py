@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+_N = TypeVar("_N", int, np.ndarray)
 
 
 def extending() -> Callable[[int, bytes], int] | None:
@@ -16,8 +21,8 @@ def extending() -> Callable[[int, bytes], int] | None:
     return extend
 
 
-def masked(checksum: int) -> int:
-    """Returns a checksum as it is stored."""
+def masked(checksum: _N) -> _N:
+    """Returns a checksum, or an array of them that are 64 bits wide, as it is stored."""
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) % 2**32
 
 

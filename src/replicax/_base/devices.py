@@ -111,6 +111,12 @@ def device_table() -> dict[str, jax.Device]:
     return table
 
 
+def default_device() -> jax.Device:
+    """Returns the device on which JAX puts what is not told where to be: see `jax.default_device`."""
+    device: jax.Device | str | None = jax.config.jax_default_device  # type: ignore[attr-defined]
+    return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
+
+
 def default_devices() -> list[str]:
     """Returns the short names of all accelerators or, where there are none, of all CPU devices."""
     table = device_table()

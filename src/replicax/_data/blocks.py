@@ -200,6 +200,8 @@ def _group(elements: Blocks, size: int, pool: Pool) -> Tree | None:
         return None
     if all(count is not None for _, count in parts):
         blocks = [block for block, _ in parts]
+        if all(type(block) is np.ndarray and block.dtype.hasobject and block.ndim == 1 for block in blocks):
+            return joined(blocks)  # strings
         kinds = {signature(row(block, 0)) for block in blocks}
         if len(kinds) == 1 and None not in kinds:
             return joined(blocks, pool)

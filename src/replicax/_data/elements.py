@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._base import array_text, jax_internals
+from replicax._base.devices import default_device
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.host_memory import LARGE, Pool, is_settled, settle
 from replicax._base.specs import PYTHON_DTYPES, TensorShape, has_64_bit_types
@@ -115,20 +116,19 @@ def as_tensor(array: Leaf) -> Leaf:
 
 
 def tensors_of(element: Tree) -> Tree:
-    """Returns an element on the host as users see it, see `as_tensor`; its arrays go to the device together."""
-    leaves, tree = jax.tree.flatten(element)
-    plain = [i for i, leaf in enumerate(leaves) if isinstance(leaf, np.ndarray) and _goes_as_it_is(leaf)]
-    if len(plain) < 2 or not jax_internals.is_eager(jax_internals.current_trace()):
+    """Returns an element on the host as users see it, see `as_tensor`."""
+    if not jax_internals.is_eager(jax_internals.current_trace()):
         return jax.tree.map(as_tensor, element)
-    placed = jax.device_put([leaves[i] if is_settled(leaves[i]) else leaves[i].copy() for i in plain])
-    for i, tensor in zip(plain, placed):
-        leaves[i] = tensor
-    found = [leaf if isinstance(leaf, jax.Array) else as_tensor(leaf) for leaf in leaves]
-    return jax.tree.unflatten(tree, found)
+    put = jax_internals.from_host_to(default_device())
 
+    def tensor(leaf: Leaf) -> Leaf:
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.hasobject:
+            return as_tensor(leaf)
+        dtype = tensor_dtype(leaf.dtype)
+        array = leaf if is_settled(leaf) and dtype == leaf.dtype else leaf.astype(dtype)
+        return put(array.shape, dtype, lambda _: array, dtype.itemsize >= 8)
 
-def _goes_as_it_is(array: np.ndarray) -> bool:
-    return array.dtype.kind in "biuf" and array.dtype.itemsize < 8 and tensor_dtype(array.dtype) == array.dtype
+    return jax.tree.map(tensor, element)
 
 
 def as_host(value: Leaf) -> Leaf:

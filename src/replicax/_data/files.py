@@ -17,12 +17,13 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 
 from replicax._base import doc_pages
-from replicax._base.crc32c import masked_crc32c
+from replicax._base.crc32c import extending, masked, masked_crc32c
 from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorSpec
 from replicax._base.tracebacks import origin
 from replicax._base.types import Tree
 from replicax._data import record_blocks
+from replicax._data.blocks import Blocks
 from replicax._data.compression import TFRecordOptions, opened, record_compression
 from replicax._data.dataset import Dataset
 from replicax._data.elements import positive
@@ -34,14 +35,44 @@ from replicax._data.specs import UNKNOWN_CARDINALITY
 _LENGTH = struct.Struct("<Q")
 _CHUNK = 1 << 18  # how many bytes of a TFRecord file are read at a time
 
-# Reads an open file of this name from its beginning; while elements are skipped, it may yield how to read each.
-_Read: TypeAlias = Callable[[BinaryIO, bytes, Skip | None], "Iterator[bytes | Later]"]
+# Reads an open file of this name from its beginning, several strings at a time; while elements are skipped, it may
+# yield how to read each.
+_Read: TypeAlias = Callable[[BinaryIO, bytes, Skip | None], "Iterator[list[bytes] | Later]"]
 
 
 def _element(text: bytes | Later) -> np.ndarray:
     element = np.empty((), object)
     element[()] = text
     return element
+
+
+class _Strings(Blocks):
+    """The strings of lists, one by one or as blocks. An exception in place of a list does not end them."""
+
+    def __init__(self, lists: Iterator[list[bytes]]):
+        self._lists = lists
+        self._list: list[bytes] = []
+        self._at = 0
+
+    def __next__(self) -> np.ndarray:
+        if self._at == len(self._list):
+            self._next_list()
+        self._at += 1
+        return _element(self._list[self._at - 1])
+
+    def next_block(self, most: int) -> tuple[np.ndarray, int]:
+        if self._at == len(self._list):
+            self._next_list()
+        found = self._list[self._at : self._at + most]
+        self._at += len(found)
+        block = np.empty(len(found), object)
+        block[:] = found
+        return block, len(found)
+
+    def _next_list(self) -> None:
+        self._list, self._at = [], 0
+        while not self._list:
+            self._list = next(self._lists)
 
 
 class _FileDataset(Dataset):
@@ -51,21 +82,27 @@ class _FileDataset(Dataset):
         kind, names = record_compression(compression), names_of(filenames)
         what = f"`{type(self).__name__}` ({origin().place}), whose files are compressed,"
 
-        def elements(skip: Skip | None, name: bytes) -> Iterator[Tree]:
+        def lists(skip: Skip | None, name: bytes) -> Iterator[list[bytes] | Later]:
             with opened(name, kind) as file:
-                for text in read(file, name, skip if kind is None else None):
-                    if skip is not None and skip.on:
-                        yield text if type(text) is Later else Later(_element, text)
-                    else:
-                        yield _element(text)
+                yield from read(file, name, skip if kind is None else None)
+
+        def elements(skip: Skip, name: bytes) -> Iterator[Tree]:
+            for texts in lists(skip, name):
+                if isinstance(texts, Later):
+                    yield texts
+                else:
+                    yield from (Later(_element, text) if skip.on else _element(text) for text in texts)
 
         @skipped
         def make(reading: Reading) -> Iterator[Tree]:
             if kind is not None and reading.skip is not None and reading.skip.on:
                 warn_of_making(reading.skip.count, what)
             count, index = reading.share
-            of_file = functools.partial(elements, reading.skip)
-            return itertools.chain.from_iterable(map(of_file, names[index::count]))  # an error ends only its own file
+            # An error ends only its own file.
+            if reading.skip is None:
+                of_file: Callable[[bytes], Iterator[Tree]] = functools.partial(lists, None)
+                return _Strings(itertools.chain.from_iterable(map(of_file, names[index::count])))
+            return itertools.chain.from_iterable(map(functools.partial(elements, reading.skip), names[index::count]))
 
         self._set_up(make, lambda probe: TensorSpec((), np.object_), UNKNOWN_CARDINALITY, files=len(names))
 
@@ -98,7 +135,7 @@ class TextLineDataset(_FileDataset):
         num_parallel_reads: int | None = None,
         name: str | None = None,
     ):
-        self._of_files(filenames, compression_type, lambda file, *_: (line.rstrip(b"\r\n") for line in file))
+        self._of_files(filenames, compression_type, _lines)
 
 
 class FixedLengthRecordDataset(_FileDataset):
@@ -138,7 +175,7 @@ class FixedLengthRecordDataset(_FileDataset):
     ):
         size, header, footer = positive("record_bytes", record_bytes), int(header_bytes or 0), int(footer_bytes or 0)
 
-        def read(file: BinaryIO, path: bytes, skip: Skip | None) -> Iterator[bytes | Later]:
+        def read(file: BinaryIO, path: bytes, skip: Skip | None) -> Iterator[list[bytes] | Later]:
             file.read(header)
             total = 0
             if skip is not None:
@@ -147,11 +184,13 @@ class FixedLengthRecordDataset(_FileDataset):
                     yield Later(_bytes_at, path, header + total, size)
                     total += size
                 file.seek(header + total)
-            ahead = file.read(size + footer)
-            while len(ahead) == size + footer:
-                yield ahead[:size]
-                total += size
-                ahead = ahead[size:] + file.read(size)
+            ahead = b""
+            while more := file.read(max(size, _CHUNK)):
+                ahead += more
+                used = (len(ahead) - footer) // size * size
+                if used > 0:
+                    yield [ahead[i : i + size] for i in range(0, used, size)]
+                    total, ahead = total + used, ahead[used:]
             if len(ahead) != footer:
                 raise InvalidArgumentError(
                     f"Excluding the header ({header} bytes) and footer ({footer} bytes), {os.fsdecode(path)!r} has "
@@ -255,10 +294,15 @@ def _bytes_at(path: bytes, place: int, count: int) -> np.ndarray:
 def _record_at(path: bytes, place: int) -> np.ndarray:
     with open(path, "rb") as file:
         file.seek(place)
-        return _element(next(_whole_records(file, path, place, 1)))
+        return _element(next(_whole_records(file, path, place, 1))[0])
 
 
-def _records(file: BinaryIO, path: bytes, skip: Skip | None) -> Iterator[bytes | Later]:
+def _lines(file: BinaryIO, path: bytes, skip: Skip | None) -> Iterator[list[bytes]]:
+    while lines := file.readlines(_CHUNK):
+        yield [line.rstrip(b"\r\n") for line in lines]
+
+
+def _records(file: BinaryIO, path: bytes, skip: Skip | None) -> Iterator[list[bytes] | Later]:
     place = 0
     if skip is not None and (size := os.fstat(file.fileno()).st_size):
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -269,7 +313,7 @@ def _records(file: BinaryIO, path: bytes, skip: Skip | None) -> Iterator[bytes |
     yield from _whole_records(file, path, place)
 
 
-def _whole_records(file: BinaryIO, path: bytes, place: int, least: int = _CHUNK) -> Iterator[bytes]:
+def _whole_records(file: BinaryIO, path: bytes, place: int, least: int = _CHUNK) -> Iterator[list[bytes]]:
     """Yields the records from byte `place` on, where the file stands; `least` is how many bytes are read at a time."""
     wrong = _comparison()
     data, size = b"", least
@@ -286,7 +330,8 @@ def _whole_records(file: BinaryIO, path: bytes, place: int, least: int = _CHUNK)
         bad[: len(records)] |= wrong(data, ends[:-1] + 12, np.diff(ends) - 16)
         sound = int(bad.argmax()) if bad.any() else len(records)
         record_blocks.note(records)
-        yield from records[:sound]
+        if sound:
+            yield records[:sound]
         if bad.any():
             raise DataLossError(f"Corrupted record at byte {place + ends[sound]} of {os.fsdecode(path)!r}.")
         if not more:
@@ -315,8 +360,8 @@ def _comparison() -> Callable[[bytes, np.ndarray, Any], np.ndarray]:
 
     Its arguments are the data, and the pieces' places and sizes.
     """
-    checksum = masked_crc32c()
-    if checksum is None:
+    extend = extending()
+    if extend is None:
         return lambda data, starts, sizes: np.zeros(len(starts), bool)
 
     def wrong(data: bytes, starts: np.ndarray, sizes: Any) -> np.ndarray:
@@ -324,9 +369,9 @@ def _comparison() -> Callable[[bytes, np.ndarray, Any], np.ndarray]:
             return np.zeros(0, bool)
         ends = starts + sizes
         pairs = zip(starts.tolist(), ends.tolist())
-        masked = np.fromiter((checksum(data[i:j]) for i, j in pairs), np.uint32, len(starts))
+        sums = np.array([extend(0, data[i:j]) for i, j in pairs], np.uint64)
         anywhere = np.ndarray((len(data) - 3,), "<u4", data, strides=(1,))
-        found: np.ndarray = masked != anywhere[ends]
+        found: np.ndarray = masked(sums) != anywhere[ends]
         return found
 
     return wrong

@@ -23,6 +23,8 @@ _lock = threading.Lock()
 _blocks: collections.deque[_Block] = collections.deque()
 _places: dict[int, tuple[_Block, int]] = {}  # by the id of a record, which its block keeps alive
 _bytes = 0
+_asked = False  # whether anything has asked for neighbors yet; most programs never do
+_recent: collections.deque[Sequence[bytes]] = collections.deque(maxlen=4)  # what was read last, until then
 
 
 class _Block:
@@ -35,6 +37,9 @@ class _Block:
 def note(records: Sequence[bytes]) -> None:
     """Notes that records were read together."""
     global _bytes
+    if not _asked:
+        _recent.append(records)
+        return
     size = sum(map(len, records))
     if len(records) < 2 or size > _LARGEST * len(records):
         return
@@ -50,6 +55,13 @@ def note(records: Sequence[bytes]) -> None:
                 _places.pop(id(record), None)
 
 
+def _begin() -> None:
+    global _asked
+    _asked = True
+    while _recent:
+        note(_recent.popleft())
+
+
 class Neighbors:
     """What a function of several records gives for those around a record.
 
@@ -59,6 +71,7 @@ class Neighbors:
     """
 
     def __init__(self, compute: Callable[[Sequence[bytes]], Any], size: int):
+        _begin()
         self._compute = compute
         self._most = _MOST_FOUND // (_GROUP * max(size, 1)) if size <= _LARGEST else 0
         self._groups: collections.OrderedDict[tuple[_Block, int], list[Any]] = collections.OrderedDict()

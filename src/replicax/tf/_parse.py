@@ -14,7 +14,7 @@ from replicax._data import record_blocks
 from replicax._data.elements import Probe, as_tensor
 from replicax._data.ragged import RaggedTensor
 from replicax._data.sparse import SparseTensor
-from replicax.tf import _features, _wire
+from replicax.tf import _features, _host, _wire
 from replicax.tf._features import Plan
 from replicax.tf._ops import as_element, known
 from replicax.tf._types import TensorLike
@@ -71,7 +71,8 @@ def parse_single_example(
     found = None if neighbors is None else neighbors.of(record)
     if found is not None and found[0] is not None:
         rows, within = found
-        return {key: as_element(values[within, ...].copy()) for key, values in rows.items()}
+        shown = _row if _host.is_on() else lambda values, place: as_element(np.asarray(values)[place].copy())
+        return {key: shown(values, (within, ...)) for key, values in rows.items()}
     return parsed(plan, [record], alone=True)
 
 
@@ -83,11 +84,16 @@ def _neighbors(plan: Plan) -> record_blocks.Neighbors | None:
     return plan.neighbors
 
 
-def _dense_rows(plan: Plan, records: Sequence[bytes]) -> dict[str, np.ndarray] | None:
+def _row(values: Any, place: Any) -> Any:
+    """Returns one of several elements on the host as a tensor of its own."""
+    return np.ndarray.__getitem__(values, place).copy()  # the tensors' own method takes longer
+
+
+def _dense_rows(plan: Plan, records: Sequence[bytes]) -> dict[str, Any] | None:
     """Returns the values of records that are parsed together, None where one of them is not as the plan has it."""
     try:
         batch = _Batch(plan, list(records), [])
-        return {key: batch._dense(key) for key in plan.features}
+        return {key: _host.hosted(batch._dense(key)) for key in plan.features}
     except (InvalidArgumentError, ValueError):
         return None
 
@@ -329,7 +335,7 @@ def damaged(record: bytes) -> InvalidArgumentError:
 
 def sparse_tensor(indices: np.ndarray, values: np.ndarray, shape: list[int]) -> SparseTensor:
     """Returns a SparseTensor of tensors."""
-    return SparseTensor(as_tensor(indices.astype(np.int64)), as_tensor(values), as_tensor(np.array(shape, np.int64)))
+    return SparseTensor(*map(as_element, (indices.astype(np.int64, copy=False), values, np.array(shape, np.int64))))
 
 
 # --- ragged features --------------------------------------------------------------------------------------------------
