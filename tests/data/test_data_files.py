@@ -265,6 +265,65 @@ def test_records_with_and_without_compression(tmp_path):
         listed(data.TFRecordDataset(tmp_path / "plain", "GZIP"))
 
 
+def test_files_larger_than_what_is_read_at_once_give_the_same_strings_in_batches(tmp_path):
+    numbers = np.random.default_rng(0)
+    texts = [numbers.bytes(n).translate(bytes.maketrans(b"\n\r\0", b"???")) for n in numbers.integers(0, 3000, 500)]
+    texts[7] = b"x" * 700_000
+    names = {kind: [str(tmp_path / f"{kind}{i}") for i in range(2)] for kind in ("lines", "records", "fixed")}
+    for lines, records, fixed, part in zip(*names.values(), (texts[:200], texts[200:])):
+        with open(lines, "wb") as file:
+            file.writelines(text + b"\r\n" for text in part)
+        with data.TFRecordWriter(records) as writer:
+            for text in part:
+                writer.write(text)
+        with open(fixed, "wb") as file:
+            file.write(b"head" + b"".join(text[:50].ljust(50, b".") for text in part) + b"foot!")
+    datasets = {
+        "lines": data.TextLineDataset(names["lines"]),
+        "records": data.TFRecordDataset(names["records"]),
+        "fixed": data.FixedLengthRecordDataset(names["fixed"], 50, header_bytes=4, footer_bytes=5),
+    }
+    for kind, dataset in datasets.items():
+        expected = texts if kind != "fixed" else [text[:50].ljust(50, b".") for text in texts]
+        assert listed(dataset) == expected
+        for size in (1, 64, 333):  # of which some have strings of both files
+            batches = listed(dataset.batch(size))
+            assert [len(batch) for batch in batches] == [size] * (500 // size) + [500 % size] * (500 % size > 0)
+            assert [text for batch in batches for text in batch] == expected
+        assert listed(dataset.batch(64).skip(3).unbatch()) == expected[192:]
+        iterator = iter(dataset.batch(64))
+        next(iterator)
+        state = iterator.save_state()
+        following = next(iterator).tolist()
+        again = iter(dataset.batch(64))
+        again.restore_state(state)
+        assert next(again).tolist() == following == expected[64:128]
+
+
+def test_a_file_that_fails_gives_the_strings_before_and_the_next_file_goes_on(tmp_path):
+    paths = [str(tmp_path / name) for name in "ab"]
+    for path in paths:
+        with data.TFRecordWriter(path) as writer:
+            for i in range(4):
+                writer.write(f"{os.path.basename(path)}{i}")
+    content = bytearray((tmp_path / "a").read_bytes())
+    content[18 * 2 + 12] ^= 1  # the third record
+    (tmp_path / "a").write_bytes(content)
+    iterator, found = data.TFRecordDataset(paths).as_numpy_iterator(), []
+    while True:
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            break
+        except DataLossError as error:
+            found.append(str(error))
+    assert found == [b"a0", b"a1", f"Corrupted record at byte 36 of {paths[0]!r}.", b"b0", b"b1", b"b2", b"b3"]
+    assert listed(data.TFRecordDataset(paths).ignore_errors().batch(3)) == [
+        [b"a0", b"a1", b"b0"],
+        [b"b1", b"b2", b"b3"],
+    ]
+
+
 def test_a_damaged_record_is_found_where_it_is(tmp_path):
     path = tmp_path / "records"
     records(path, b"one", b"two")

@@ -208,3 +208,44 @@ def test_single_records_are_parsed_with_their_neighbors(run_tf):
         assert record_blocks.Neighbors(list, 1 << 20).of(records[0]) is None
         """
     )
+
+
+def test_preprocessing_layers_stay_on_the_host_in_functions_of_datasets(run_tf):
+    run_tf(
+        """
+        import jax
+        from replicax.tf import _hashes, _host
+        keras = tf.keras
+        layers = {
+            "hash": keras.layers.Hashing(16), "lookup": keras.layers.StringLookup(vocabulary=["a", "b"]),
+            "hot": keras.layers.Hashing(3, output_mode="one_hot"),
+        }
+        cross = keras.layers.HashedCrossing(8)
+        kinds = set()
+        def features(words):
+            found = {name: layer(words) for name, layer in layers.items()}
+            found["cross"] = cross((words, words))
+            kinds.update(type(found[name]) for name in ("hash", "lookup", "cross"))
+            kinds.add(type(tf.cast(found["hash"], tf.float32)))
+            return found
+        words = [b"a", b"c", b"", b"a longer word", b"a", b"b"]
+        (found,) = tf.data.Dataset.from_tensor_slices(words).batch(6).map(features)
+        assert kinds == {_host.HostTensor}
+        for name, layer in layers.items():
+            assert np.array_equal(found[name], layer(tf.constant(words))), name
+        assert np.array_equal(found["cross"], cross((tf.constant(words), tf.constant(words))))
+
+        # Hashes are kept, of short strings and up to a number, and are the same afterwards.
+        table = lambda: _hashes._known[_hashes.fingerprint64]
+        _hashes._MOST_KNOWN = 20
+        numbers = [b"%d" % i for i in range(18)]
+        first = _hashes.of_strings(_hashes.fingerprint64, np.array(numbers, object))
+        assert len(table()) <= 20 and {*numbers} <= {*table()}
+        more = _hashes.of_strings(_hashes.fingerprint64, np.array([b"new", *numbers[::-1], b"x" * 100], object))
+        assert (more[1:-1] == first[::-1]).all() and len(table()) <= 20
+        again = np.array([[b"new", b"newer"], numbers[:2], numbers[2:4]], object)
+        again = _hashes.of_strings(_hashes.fingerprint64, again)
+        assert again.shape == (3, 2) and again[0, 0] == more[0] and (again[1] == first[:2]).all() and len(table()) <= 20
+        assert more[0] == int(tf.strings.to_hash_bucket_fast("new", 2**62)) + (int(more[0]) >> 62 << 62)
+        """
+    )

@@ -84,7 +84,9 @@ def as_array(value: Leaf) -> jax.Array:
 def has_symbolic_sizes(value: Leaf) -> bool:
     """Returns whether a value is a dimension of a symbolic shape, or a NumPy array of dimensions with such ones."""
     if isinstance(value, np.ndarray):
-        return value.dtype == np.dtype(object) and any(map(export.is_symbolic_dim, value.flat))
+        if not value.dtype.hasobject or not value.size or isinstance(value.flat[0], bytes):
+            return False
+        return any(map(export.is_symbolic_dim, value.flat))
     return bool(export.is_symbolic_dim(value))
 
 

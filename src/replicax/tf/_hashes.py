@@ -16,24 +16,41 @@ _Words: TypeAlias = np.ndarray  # uint64, one for each string
 _K0, _K1, _K2 = (np.uint64(k) for k in (0xC3A5C85C97CB3127, 0xB492B66FBE98F273, 0x9AE16A3B2F90404F))
 _MURMUR = np.uint64(0xC6A4A7935BD1E995)
 _DECAF = 0xDECAFCAFFE  # TensorFlow's seed
+_MOST_KNOWN, _LONGEST_KNOWN = 1 << 16, 64  # how many hashes are kept, and of strings of how many bytes
 
 
 def of_strings(hashed: Callable[[np.ndarray], _Words], strings: np.ndarray) -> _Words:
     """Returns the hashes of an array of bytes objects, in its shape.
+
+    Those of the last short strings are kept: the values of a category come again and again.
 
     Args:
         hashed: a function of the bytes of strings of one length, uint8 `[strings, length]`.
         strings: the array.
     """
     flat = strings.ravel().tolist()
-    lengths = np.fromiter(map(len, flat), np.intp, len(flat))
-    out = np.empty(len(flat), np.uint64)
+    known = _known.get(hashed)
+    if known is None or max(map(len, flat), default=0) > _LONGEST_KNOWN:
+        return _of_list(hashed, flat).reshape(strings.shape)
+    if missing := [text for text in {*flat} if text not in known]:
+        if len(known) + len(missing) > _MOST_KNOWN:
+            # Another dictionary, since other threads may look into this one.
+            known = _known[hashed] = {}
+            missing = list({*flat})
+        known.update(zip(missing, _of_list(hashed, missing).tolist()))
+    return np.fromiter(map(known.__getitem__, flat), np.uint64, len(flat)).reshape(strings.shape)
+
+
+def _of_list(hashed: Callable[[np.ndarray], _Words], strings: list[bytes]) -> _Words:
+    """Returns the hashes of some strings: of those of one length together."""
+    lengths = np.fromiter(map(len, strings), np.intp, len(strings))
+    out = np.empty(len(strings), np.uint64)
     with np.errstate(over="ignore"):  # of numbers modulo 2**64, where they are scalars
         for length in np.unique(lengths).tolist():
             (which,) = np.nonzero(lengths == length)
-            joined = b"".join([flat[i] for i in which.tolist()])
+            joined = b"".join([strings[i] for i in which.tolist()])
             out[which] = hashed(np.frombuffer(joined, np.uint8).reshape(len(which), length))
-    return out.reshape(strings.shape)
+    return out
 
 
 def _rotate(x: _Words, bits: int) -> _Words:
@@ -123,6 +140,10 @@ def _long_fingerprint(rows: np.ndarray) -> _Words:
     w = w[0] + v[0], w[1]
     block(n - 64, mul, np.uint64(9))
     return _pair(_pair(v[0], w[0], mul) + _mix(y) * _K0 + z, _pair(v[1], w[1], mul) + x, mul)
+
+
+# The hashes that are kept, by their function; a dictionary only grows, until another one takes its place.
+_known: dict[Callable[[np.ndarray], _Words], dict[bytes, int]] = {fingerprint64: {}}
 
 
 def murmur64(rows: np.ndarray) -> _Words:

@@ -329,7 +329,7 @@ def _sort(a: np.ndarray, axis: int = -1, *, stable: bool = True, descending: boo
 
 _SAME = """abs add all any arccos arccosh arcsin arcsinh arctan arctan2 arctanh array asarray arange bitwise_and
 bitwise_or bitwise_xor broadcast_to ceil clip concatenate conj cos cosh cross diag diagonal divide einsum
-equal exp expand_dims expm1 eye flip floor floor_divide full full_like greater greater_equal imag invert
+equal exp expand_dims expm1 eye flip floor floor_divide full full_like greater greater_equal imag invert iscomplexobj
 isfinite isinf isnan left_shift less less_equal linspace log log1p logical_and logical_not logical_or
 logical_xor matmul max maximum mean meshgrid min minimum mod moveaxis multiply negative nextafter not_equal
 ones ones_like pad power prod ravel real repeat reshape right_shift rint roll round searchsorted sign sin

@@ -39,9 +39,9 @@ class _TensorFlow:
     @staticmethod
     def is_tensor(value: object) -> bool:
         """Returns whether a value is a tensor, of strings as well."""
-        return isinstance(value, _host.Tensor) or importlib.import_module("replicax.tf").is_tensor(value)
+        return isinstance(value, _host.Tensor) or _tf().is_tensor(value)
 
-    @property
+    @functools.cached_property
     def math(self) -> Any:
         """The functions of `tf.math`, of which `bincount` takes ragged values too."""
         return types.SimpleNamespace(**vars(importlib.import_module("replicax.tf._math")), bincount=_bincount)
@@ -49,16 +49,18 @@ class _TensorFlow:
     @staticmethod
     def map_fn(function: Any, elems: Any) -> Any:
         """Returns a function of each row, also of a RaggedTensor."""
-        tf = importlib.import_module("replicax.tf")
+        tf = _tf()
         ragged = isinstance(elems, tf.RaggedTensor)
         return tf.ragged.stack([function(row) for row in elems]) if ragged else tf.map_fn(function, elems)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module("replicax.tf"), name)
+        found = getattr(_tf(), name)
+        setattr(self, name, found)  # so that it need not be asked for again
+        return found
 
 
-class _WithStrings:
-    """A module of Keras's JAX backend, with functions of ours for tensors of strings."""
+class _OnHost:
+    """A module of Keras's JAX backend, with functions of ours for tensors on the host, strings among them."""
 
     def __init__(self, module: types.ModuleType, names: str):
         self._module, self._names = module, names.split()
@@ -67,18 +69,24 @@ class _WithStrings:
         found = getattr(self._module, name)
         if name not in self._names:
             return found
-        ours = getattr(importlib.import_module("replicax.tf"), name)
+        ours = getattr(_tf(), name)
 
         @functools.wraps(found)
         def call(x: Any, *args: Any, **kwargs: Any) -> Any:
-            return (ours if isinstance(x, Strings) else found)(x, *args, **kwargs)
+            return (ours if isinstance(x, (Strings, _host.HostTensor)) else found)(x, *args, **kwargs)
 
+        setattr(self, name, call)
         return call
+
+
+@functools.cache
+def _tf() -> Any:
+    return importlib.import_module("replicax.tf")
 
 
 def _bincount(inputs: Any, **options: Any) -> Any:
     """Returns `tf.math.bincount`, of each row of a RaggedTensor too."""
-    tf = importlib.import_module("replicax.tf")
+    tf = _tf()
     if not isinstance(inputs, RaggedTensor):
         return tf.math.bincount(inputs, **options)
     depth = int(options["maxlength"])
@@ -118,6 +126,7 @@ def serve() -> None:
     backend: Any = importlib.import_module("keras.src.backend.jax")
     stand_in: Any = types.ModuleType(_STAND_IN)
     stand_in.__getattr__ = functools.partial(getattr, backend)
-    stand_in.numpy = _WithStrings(backend.numpy, "expand_dims squeeze reshape")
+    stand_in.numpy = _OnHost(backend.numpy, "expand_dims squeeze reshape")
+    stand_in.cast = _OnHost(backend, "cast").cast
     sys.modules[_STAND_IN] = stand_in
     importlib.import_module("keras.src.backend").tensorflow = stand_in  # type: ignore[attr-defined]
