@@ -205,6 +205,9 @@ SERVER_GONE = """
             check(co.schedule, other)
             check(variables[1].assign, 1)
             check(step)
+        # A report still has the variables, whose server may come back.
+        entries = rx.train.Checkpoint(other=rx.Variable(0)).report().entries
+        assert any(entry.kind == "variable" and "2 variables" in entry.what for entry in entries), entries
 """
 
 

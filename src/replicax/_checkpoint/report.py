@@ -110,6 +110,8 @@ def _variables(covered: set[int]) -> Iterator[Uncovered]:
             )
         if id(one) in covered or not one._changed or one._hidden or one._name == "save_counter":
             continue
+        if one._storage.is_gone:  # with its last value
+            continue
         if not _is_zero(one):  # as a total that was reset, which has nothing to lose
             by_line.setdefault(origin, []).append(one)
     for origin, some in by_line.items():
@@ -127,13 +129,13 @@ def _described(some: Sequence[Variable]) -> str:
 def _is_zero(one: Variable) -> bool:
     """Returns whether the parts of a variable in this process are zero, without asking other processes.
 
-    A variable whose parameter server is gone has nothing left to lose.
+    A variable whose parameter server cannot be reached counts as another one, since it may come back.
     """
     with frames.lock:
         try:
             leaves = one._storage.read()
         except UnavailableError:
-            return True
+            return False
     if any(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves):
         return False
     return not any(np.asarray(part.data).any() for leaf in leaves for part in leaf.addressable_shards)

@@ -37,6 +37,7 @@ class Cluster:
         runner: runs the programs of this process that have to do with variables on servers.
         alone: returns a context in which no scheduled function runs.
         numbers: of the updates of closures, and of functions that this process runs itself.
+        is_closed: whether `close` was called, after which the servers no longer have the variables.
     """
 
     runner: Callable[[Any, Any, Sequence[Tree]], Tree]
@@ -47,6 +48,7 @@ class Cluster:
         self.worker_addresses = [address for address in spec.job_tasks("worker") if address is not None]
         self.server_addresses = [address for address in spec.job_tasks("ps") if address is not None]
         self.numbers = Numbers()
+        self.is_closed = False
         self.alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self._lock = threading.RLock()
         self._servers: Servers | None = None
@@ -76,6 +78,7 @@ class Cluster:
 
     def close(self) -> None:
         """Ends the connections: scheduled functions are cancelled, and the servers forget the variables."""
+        self.is_closed = True
         for listener in list(self._on_close):
             listener()
         with self._lock:

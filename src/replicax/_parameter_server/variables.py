@@ -56,6 +56,11 @@ class ServedStorage(Storage):
         """Runs programs of this process with the variable."""
         return self.cluster.runner
 
+    @property
+    def is_gone(self) -> bool:  # type: ignore[override]
+        """Whether the program has closed the cluster."""
+        return self.cluster.is_closed
+
     def owns_places(self) -> None:
         """Has the servers forget the leaves when this storage is no more."""
         weakref.finalize(self, self.cluster.servers.drop, self.places).atexit = False

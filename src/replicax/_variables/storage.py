@@ -123,6 +123,7 @@ class Storage:
     """
 
     is_abstract = False  # whether there are shapes in place of arrays, see `abstract`
+    is_gone = False  # whether the program has given up the processes that held the arrays
     device: jax.Device | None = None  # the one that the arrays stay on, where the variable's strategy has one
     # Runs compiled programs with the variable, where its arrays are in other processes: it is called with the program,
     # the call's arguments and the elements of datasets, and returns the result.
