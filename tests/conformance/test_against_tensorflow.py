@@ -365,6 +365,38 @@ def f():
     v.assign_add(rid() + 1.)
 way(lambda: s.run(f))(); put(v.numpy())
 """,
+    "variables that a function returns": """
+v, total, plain_one = var([1.]), var(0., synchronization=S.ON_READ, aggregation=A.SUM), tf.Variable(1)
+s.run(lambda: total.assign(rid() + 1.))
+inner = tf.function(lambda: v)
+@tf.function
+def get():
+    return {"v": v, "more": (plain_one, [total, None])}
+@tf.function
+def changing():
+    before = inner()
+    v.assign(v + 1.)
+    return before, v
+class Model(tf.Module):
+    @tf.function
+    def __call__(self):
+        return v
+made = []
+@tf.function
+def making():
+    made or made.append(tf.Variable(2.))
+    return made[0]
+put([not isinstance(x, tf.Variable) for x in (inner(), get()["v"], get()["more"][0], Model()(), making(), making())])
+kept = get(); v.assign([5.]); put(kept); put(changing()); put(v); put(Model()())
+for replica in (lambda: v, lambda: total, lambda: (v, plain_one), inner, tf.function(lambda: total)):
+    put(tf.function(lambda: s.run(replica))())
+put(s.run(inner)); put(s.run(tf.function(lambda: (total, plain_one))))
+put(isinstance(s.run(lambda: v), tf.Variable))
+with tf.GradientTape() as tape:
+    y = inner() ** 2
+put(tape.gradient(y, v))
+tf.config.run_functions_eagerly(True); put(inner() is v); tf.config.run_functions_eagerly(False)
+""",
     "scatter": """
 for name in ["scatter_" + x for x in ("add", "sub", "mul", "div", "update", "max", "min")]:
     for a in (A.NONE, A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA):

@@ -192,6 +192,8 @@ model = keras.Sequential(
 model.layers[1].moving_mean.assign([1.0, 2.0, 3.0])
 x = np.linspace(-1, 1, 20, dtype=np.float32).reshape(5, 4)
 expected = model(x)
+mean = tf.function(lambda: model.layers[1].moving_mean)()  # the value, as of any variable that a function returns
+assert tf.is_tensor(mean) and not hasattr(mean, "assign") and mean.numpy().tolist() == [1.0, 2.0, 3.0]
 model.export(folder + "model", verbose=False)
 loaded = tf.saved_model.load(folder + "model")
 for rows in (1, 5):

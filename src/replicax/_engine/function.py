@@ -49,11 +49,12 @@ class Function:
         autograph: bool = False,
         compiled_only: bool = False,
         steps_per_call: int = 1,
+        returned: Callable[[Tree], Tree] | None = None,
     ):
         self._steps = steps_per_call
         self._compiled_only = compiled_only  # whether the host drives what calls it, and never this
         self._input_signature = None if input_signature is None else tuple(input_signature)
-        self._code = modes.PythonCode(python_function, autograph)
+        self._code = modes.PythonCode(python_function, autograph, returned)
         self._programs = Programs(self._code, autograph and not compiled_only, steps_per_call)
         self._concrete: dict[str, ConcreteFunction] = {}  # by the text that shows their arguments
         self._methods: dict[int, Function] = {}
@@ -66,8 +67,11 @@ class Function:
 
     def _decorate(self, decorator: Callable[[Callable[..., Tree]], Callable[..., Tree]]) -> None:
         """Decorates the Python function before the first call; libraries for TensorFlow use this private name."""
-        declared = self._input_signature, self._code.autograph, self._compiled_only, self._steps
-        Function.__init__(self, decorator(self._code.function), *declared)
+        Function.__init__(self, decorator(self._code.function), *self._declared, self._code.returned)
+
+    @property
+    def _declared(self) -> tuple[Sequence[Tree] | None, bool, bool, int]:
+        return self._input_signature, self._code.autograph, self._compiled_only, self._steps
 
     # The ways in which a call runs.
 
@@ -168,6 +172,15 @@ class Function:
 
         return self._repeated(step, lambda: multi_step.has_more(self._programs.entries.get(call.key), call.iterators))
 
+    @functools.cached_property
+    def of_replicas(self) -> Function:
+        """The function as replicas call it. Of what they return together `result_of` makes the result of the call."""
+        return self if self._code.returned is None else Function(self._code.function, *self._declared)
+
+    def result_of(self, returned: Tree) -> Tree:
+        """Returns the result of a call in which the Python function returned this."""
+        return self._code.result_of(returned)
+
     # Public properties and methods.
 
     @property
@@ -267,7 +280,7 @@ class Function:
 
             parameters = list(inspect.signature(target).parameters.values())
             for_instance.__signature__ = inspect.Signature(parameters[1:])  # type: ignore[attr-defined]
-            made = Function(for_instance, self._input_signature, self._code.autograph, steps_per_call=self._steps)
+            made = Function(for_instance, *self._declared, self._code.returned)
             self._methods.setdefault(key, made)  # another thread may have been first
             weakref.finalize(instance, self._methods.pop, key, None)
         method = self._bound.get(key)

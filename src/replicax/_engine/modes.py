@@ -101,13 +101,14 @@ class PythonCode:
     Attributes:
         function: the Python function.
         autograph: whether it is converted for tensors in its control flow.
+        returned: makes the result of a call of what the function returned, but where functions run eagerly.
         runs: the functions by which `strategy.run` compiles replica functions in it (see `compiled_runs`).
         random_numbers: the counters of random numbers that `replicax.tf` keeps for it.
         hinted: whether the hint of `step_hints` was printed.
     """
 
-    def __init__(self, function: Callable[..., Tree], autograph: bool):
-        self.function, self.autograph = function, autograph
+    def __init__(self, function: Callable[..., Tree], autograph: bool, returned: Callable[[Tree], Tree] | None = None):
+        self.function, self.autograph, self.returned = function, autograph, returned
         self.runs: dict[Hashable, Any] = {}
         self.random_numbers: Any = None
         self.hinted = False
@@ -125,11 +126,15 @@ class PythonCode:
         """
         try:
             if converts:
-                return autograph_switch.call(self.autograph, self.function, args, kwargs)
-            return self.function(*args, **kwargs)
+                return self.result_of(autograph_switch.call(self.autograph, self.function, args, kwargs))
+            return self.result_of(self.function(*args, **kwargs))
         except StopIteration as error:
             calls.refuse_stop(error, "The compiled function", self.function)
             raise
+
+    def result_of(self, returned: Tree) -> Tree:
+        """Returns the result of a call in which the Python function returned this."""
+        return returned if self.returned is None or functions_run_eagerly() else self.returned(returned)
 
     @contextlib.contextmanager
     def entered(self, inside: bool = False) -> Iterator[None]:

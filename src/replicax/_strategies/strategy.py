@@ -23,6 +23,7 @@ from replicax._base.types import (
 )
 from replicax._benchmark.report import Benchmark
 from replicax._data import calls
+from replicax._engine.function import is_function
 from replicax._strategies.deprecated import OlderMethods
 from replicax._strategies.extended import StrategyExtended
 from replicax._strategies.logical_devices import LayoutMethods
@@ -124,9 +125,12 @@ class Strategy(LayoutMethods, OlderMethods):
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
         context.require_cross_replica(self)
+        compiled = fn if is_function(fn) else None
+        own = fn if compiled is None else compiled.of_replicas
         try:
             with self._own_scope():
-                return self._extended._run(autograph_switch.converted(fn), tuple(args), kwargs or {})
+                result = self._extended._run(autograph_switch.converted(own), tuple(args), kwargs or {})
+                return result if compiled is None else compiled.result_of(result)
         except StopIteration as error:
             calls.refuse_stop(error, "The replica function", fn)
             raise

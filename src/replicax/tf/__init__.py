@@ -12,8 +12,11 @@ import importlib as _importlib
 from typing import Any
 
 from replicax import _api as _parts
+from replicax._base import nest as _nest
+from replicax._base.foreign_state import holds_variable as _holds_variable
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import TensorSpec
+from replicax._base.types import Tree as _Tree
 from replicax._base.types import VariableAggregation, VariableSynchronization
 from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
 from replicax._engine import function as _function
@@ -29,13 +32,34 @@ from replicax._variables.variable import Variable as _Variable
 from replicax.tf import _conversions, _dressing, _imports, _names, _private, _threefry, distribute
 from replicax.tf._imports import install, uninstall
 from replicax.tf._names import namespace as _namespace
+from replicax.tf._ops import convert_to_tensor as _convert
 
 _names.install(globals())
 
 
 def function(func: Any = None, input_signature: Any = None, autograph: bool = True, **options: Any) -> Any:
-    """Returns `replicax.function` of a function, with AutoGraph unless `autograph=False`."""
-    return _function.function(func, input_signature, autograph, **options)
+    """Returns `replicax.function` of a function, with AutoGraph unless `autograph=False`.
+
+    Where the function returns variables, a call returns the values that they have at its end.
+    """
+    made = _function.function(func, input_signature, autograph, **options)
+    return _returning_values(made) if func is not None else lambda func: _returning_values(made(func))
+
+
+def _returning_values(function: _function.Function) -> _function.Function:
+    function._code.returned = _values_of_variables
+    return function
+
+
+def _values_of_variables(result: _Tree) -> _Tree:
+    """Returns a structure with the values of the variables in it, those of Keras among them."""
+
+    def is_variable(leaf: Any) -> bool:
+        return isinstance(leaf, _Variable) or _holds_variable(leaf)
+
+    if not any(map(is_variable, _nest.leaves(result))):
+        return result
+    return _nest.map_structure(lambda leaf: _convert(leaf) if is_variable(leaf) else leaf, result)
 
 
 function.__signature__ = __import__("inspect").signature(_function.function)  # type: ignore[attr-defined]

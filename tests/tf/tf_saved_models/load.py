@@ -80,6 +80,9 @@ note("sizes", lambda: [several(x=tf.ones([n, 3]), rows=tf.range(n)[:2]) for n in
 note("a tuple is numbered", lambda: pair(z=tf.constant([1.0, 2.0])))
 note("a loop", lambda: [other.loops(n) for n in (5, 100)])
 note("random numbers", lambda: bool(np.all(other.random().numpy() != other.random().numpy())))
+kept = other.get()
+other.state.assign(5.0)
+note("a variable that is returned", lambda: [kept, other.get(), isinstance(kept["state"], tf.Variable)])
 
 asset = tf.saved_model.load(str(folder / "with_file")).words
 note("asset", lambda: tf.io.read_file(asset.asset_path))

@@ -73,6 +73,8 @@ other.loops = tf.function(
     lambda n: tf.while_loop(lambda i: i < n, lambda i: i * 2, [1])[0], input_signature=[Spec([], tf.int32)]
 )
 other.random = tf.function(lambda: tf.random.uniform([3]), input_signature=[])
+other.state = tf.Variable(4.0)
+other.get = tf.function(lambda: {"state": other.state}, input_signature=[])
 signatures = {"several": several, "pair": pair.get_concrete_function(Spec([None], name="z"))}
 tf.saved_model.save(other, str(folder / "other"), signatures=signatures)
 
