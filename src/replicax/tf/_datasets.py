@@ -204,6 +204,11 @@ class Dataset(data.Dataset):
 
     _functions = TracedFunction
 
+    def cardinality(self, name: str | None = None) -> jax.Array:  # type: ignore[override]
+        """Returns the number of elements as a tensor; -1 for no end, -2 for not known."""
+        with jax_internals.untraced():  # in a function too it is known
+            return convert_to_tensor(super().cardinality())
+
 
 Dataset._dataset = Dataset
 
