@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from replicax._base import specs, tracebacks
-from replicax.tf import _absent, _names, _private
+from replicax.tf import _absent, _deferred, _names, _private
 
 _TENSORFLOW = "tensorflow"
 _OURS = "replicax.tf"
@@ -75,6 +75,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 class _StandIn(_Finder):
     """Finds TensorFlow's modules, and has Keras run on JAX."""
 
+    _deferred = _deferred.Finder()
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
@@ -87,7 +89,7 @@ class _StandIn(_Finder):
             module = _module(fullname.removeprefix("tf_"))
             _as_keras_2()
             return importlib.machinery.ModuleSpec(fullname, _Served(module), is_package=True)
-        return super().find_spec(fullname, path, target)
+        return super().find_spec(fullname, path, target) or self._deferred.find_spec(fullname, path, target)
 
     def find_distributions(self, context: Any = _ANY) -> Iterator[importlib.metadata.Distribution]:
         if context.name == _TENSORFLOW:

@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from replicax._base import foreign_state
-from replicax.tf import _imports, _keras_export, _preprocessing
+from replicax.tf import _deferred, _imports, _keras_export, _preprocessing
 
 
 def _through_our_summaries() -> None:
@@ -27,8 +27,9 @@ def _through_our_summaries() -> None:
     callback._write_keras_model_summary = lambda self: None  # it draws the layers with TensorFlow's protocol buffers
 
 
-foreign_state.load("keras")
-keras: Any = importlib.import_module("keras._tf_keras.keras")
+with _deferred.deferring():
+    foreign_state.load("keras")
+    keras: Any = importlib.import_module("keras._tf_keras.keras")
 _through_our_summaries()
 _imports.introduce_to_keras()
 _preprocessing.serve()
