@@ -10,6 +10,7 @@ import numpy as np
 from jax import export
 from jax.typing import ArrayLike, DTypeLike
 
+from replicax._base import devices, jax_internals
 from replicax._base.specs import has_64_bit_types
 from replicax._base.types import Leaf, Tree
 
@@ -79,6 +80,17 @@ def as_array(value: Leaf) -> jax.Array:
             dtype = jax.dtypes.canonicalize_dtype(value.dtype)
             return jnp.asarray(np.array(value, dtype), dtype=dtype)
     return jnp.asarray(value)
+
+
+def is_made_at_once(shape: Iterable[Leaf]) -> bool:
+    """Returns whether an array of this shape that is made here has its value now, and lies on the CPU."""
+    known = all(hasattr(size, "__index__") for size in shape)
+    return known and jax_internals.is_eager(jax_internals.current_trace()) and devices.default_is_cpu()
+
+
+def given(array: np.ndarray) -> jax.Array:
+    """Returns an array of NumPy, to which nobody writes any more, as a JAX array, which may share its memory."""
+    return jax.device_put(array) if array.dtype.itemsize < 8 else as_array(array)  # which cuts 64 bits off
 
 
 def has_symbolic_sizes(value: Leaf) -> bool:

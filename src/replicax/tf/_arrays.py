@@ -16,7 +16,7 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, as_dtype
 from replicax._control_flow import traced_block
 from replicax._tracing import autograph_switch
-from replicax.tf import _operations
+from replicax.tf import _host, _operations
 from replicax.tf._host import jnp, lax
 from replicax.tf._ops import (
     as_array,
@@ -40,12 +40,19 @@ from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
 
 def zeros(shape: ShapeLike, dtype: DTypeLike = np.float32, name: str | None = None, layout: object = None) -> jax.Array:
     """Returns zeros."""
-    return jnp.zeros(as_new_shape(shape), as_dtype(dtype))
+    return _of_one_value(0, shape, dtype)
 
 
 def ones(shape: ShapeLike, dtype: DTypeLike = np.float32, name: str | None = None, layout: object = None) -> jax.Array:
     """Returns ones."""
-    return jnp.ones(as_new_shape(shape), as_dtype(dtype))
+    return _of_one_value(1, shape, dtype)
+
+
+def _of_one_value(value: int, shape: ShapeLike, dtype: DTypeLike) -> jax.Array:
+    sizes, of_dtype = as_new_shape(shape), np.dtype(as_dtype(dtype))
+    if _host.is_on() or of_dtype.hasobject or not array_conversion.is_made_at_once(sizes):
+        return jnp.full(sizes, value, of_dtype)
+    return array_conversion.given(np.full(sizes, value, of_dtype))  # JAX would compile a program for each shape
 
 
 def zeros_like(

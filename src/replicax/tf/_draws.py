@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._base import array_conversion, jax_internals
+from replicax._base import array_conversion, devices, jax_internals
 from replicax._base.specs import as_dtype
 from replicax._tracing import frames
 from replicax._variables.variable import Variable
@@ -109,8 +109,7 @@ def _on_cpu(words: jax.Array | np.ndarray) -> bool:
     """Returns whether what is drawn comes to lie on the CPU, where NumPy reads it."""
     if isinstance(words, jax.Array):
         return not words.committed and next(iter(words.devices())).platform == "cpu"
-    device = jax.config.jax_default_device  # type: ignore[attr-defined]
-    return (jax.default_backend() if device is None else getattr(device, "platform", device)) == "cpu"
+    return devices.default_is_cpu()
 
 
 def settle(found: jax.Array | np.ndarray) -> jax.Array:
@@ -119,8 +118,7 @@ def settle(found: jax.Array | np.ndarray) -> jax.Array:
         return settled(found)
     if _host.is_on():
         return _host.hosted(found)
-    # `jnp.asarray` would compile a program for each shape; `jax.device_put` cuts 64 bits off.
-    return jax.device_put(found) if found.dtype.itemsize < 8 else array_conversion.as_array(found)
+    return array_conversion.given(found)  # `jnp.asarray` would compile a program for each shape
 
 
 # The functions below draw with this function. They call it with the arguments of `drawn` except the words, after these
