@@ -605,3 +605,32 @@ def test_more_cpu_devices_than_xla_has_threads(run_python):
     said, right, packed = done.stdout.splitlines()
     assert said.startswith("True 260 CPU devices of one process are more than the 256 threads")
     assert right == "True" and packed == "0"
+
+
+@pytest.mark.parametrize(
+    ("rows", "widths", "shared"),
+    [(2, [64] * 9, True), (8192, [64] * 9, False), (8192, range(64, 46, -2), True)],
+    ids=["short", "long", "long, of many shapes"],
+)
+def test_alike_layers_of_a_step_that_takes_long_keep_arrays_of_their_own(rows, widths, shared):
+    """So that XLA compiles them once, where a vector would gain nothing that counts."""
+    rng = np.random.default_rng(0)
+    layers = [rx.Variable(rng.normal(size=shape, scale=0.1).astype(np.float32)) for shape in zip(widths, widths[1:])]
+
+    def loss(values, x):
+        for value in values:
+            x = jnp.tanh(x @ value)
+        return jnp.sum(x)
+
+    @rx.function
+    def step(x):
+        for layer, gradient in zip(layers, jax.grad(loss)([layer.value() for layer in layers], x)):
+            layer.assign_sub(0.1 * gradient)
+
+    before = [layer.numpy() for layer in layers]
+    x = np.ones([rows, widths[0]], np.float32) / rows
+    step(x)
+    stores = [slot.store for layer in layers for slot in layer._storage.slots.values()]
+    assert any(isinstance(store, packed_storage.SharedVector) for store in stores) == shared
+    for layer, value, gradient in zip(layers, before, jax.grad(loss)(before, x)):
+        np.testing.assert_allclose(layer.numpy(), value - 0.1 * gradient, rtol=1e-4, atol=1e-5)

@@ -26,14 +26,21 @@ from replicax._engine.program_inputs import Arrays, ProgramInputs, leaves_of, me
 from replicax._engine.program_outputs import ProgramOutputs
 from replicax._engine.repeated_program import RepeatedProgram, Returned, Step, token_of
 from replicax._engine.signature import CallSignature
-from replicax._passes import cpu_convolutions, merge_all_reduces, nan_checks, vectorize
+from replicax._passes import cpu_convolutions, merge_all_reduces, nan_checks, vectorize, work
 from replicax._tracing import active_tapes, frames, lost_values, step_failures
 from replicax._tracing.dataset_reads import DatasetRead, element_arrays
 from replicax._tracing.state import Stored
 from replicax._values import PerReplica
 from replicax._variables import packed_storage
+from replicax._variables.storage import LeafOf
 
 _nowhere = contextlib.nullcontext()
+_PER_ARRAY = 1 << 24  # multiplications, which take a hundred times as long as to hand over an array
+
+
+def _repeats_shapes(leaves: Sequence[LeafOf]) -> bool:
+    """Returns whether there are few shapes among leaves of variables, as in a model of many alike layers."""
+    return 2 * len({storage.types[leaf].shape for storage, leaf in leaves}) <= len(leaves)
 
 
 class Program:
@@ -147,7 +154,16 @@ class Program:
         if len(replaced) >= packed_storage.FEWEST:
             slots = {output: slot for output, (slot, _) in replaced.items()}
             alike = merge_all_reduces.updated_alike(self.jaxpr, slots)
-            packed_storage.arrange([[replaced[output][1] for output in group] for group in alike])
+            groups = [[replaced[output][1] for output in group] for group in alike]
+            if self._on_cpu and not self._over_devices and self._computes_for_long(len(replaced)):
+                # XLA compiles layers of the same shape once, unless their variables are cut out of a vector, each at
+                # another place. A short program that compiles longer is worth it, but not one that takes its time.
+                groups = [group for group in groups if not _repeats_shapes(group)]
+            packed_storage.arrange(groups)
+
+    def _computes_for_long(self, arrays: int) -> bool:
+        """Returns whether a call takes so long that to hand over so many arrays does not count."""
+        return work.multiplications(self.jaxpr) >= arrays * _PER_ARRAY
 
     def _arrange(self, before: ProgramInputs | None) -> None:
         """Makes the program for where the variables' leaves are now, if they are elsewhere than before."""
