@@ -116,3 +116,43 @@ drawn = {np.asarray(keras.random.normal([5], seed=5)).tobytes() for _ in range(1
 assert len(drawn) == 1
 """
     )
+
+
+def test_normalization_and_activations_are_one_program_for_a_shape(run_tf):
+    run_tf(
+        """
+import jax
+compiled = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **_: compiled.append(event) if event.endswith("backend_compile_duration") else None
+)
+keras = tf.keras
+def normalized(x):
+    return keras.ops.batch_normalization(x, mean, variance, -1, offset, scale)
+mean, variance, offset, scale = (tf.constant([i, i + 1.0]) for i in range(4))
+x, y, z = (tf.constant(np.linspace(-2, 2, 2 * n, dtype=np.float32).reshape(-1, 2)) for n in (4, 5, 6))
+expected = (x - mean) / np.sqrt(np.asarray(variance) + 1e-3) * scale + offset
+np.testing.assert_allclose(normalized(x), expected, rtol=1e-5, atol=1e-6)
+tf.nn.relu(x), tf.nn.selu(x)
+del compiled[:]
+normalized(y)
+assert len(compiled) == 1, len(compiled)
+tf.nn.relu(y), tf.nn.selu(y)
+assert len(compiled) == 3, len(compiled)
+
+def gradients(z, scale):
+    with tf.GradientTape() as tape:
+        tape.watch([z, scale])
+        out = keras.ops.batch_normalization(z, mean, variance, -1, offset, scale)
+        total = tf.reduce_sum(tf.nn.relu(out))
+    return tape.gradient(total, [z, scale])
+for one, other in zip(gradients(z, scale), tf.function(gradients)(z, scale)):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+statistics = keras.Variable(np.array([0.0, 1.0], np.float32)), keras.Variable(np.array([1.0, 2.0], np.float32))
+found = keras.ops.batch_normalization(x, *statistics, -1, offset, scale)
+np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+assert tf.nn.relu(tf.constant([-1, 2])).numpy().tolist() == [0, 2]
+in_python = tf.data.Dataset.from_tensors([-1.0, 2.0]).map(lambda x: x.numpy() is None or tf.nn.relu(x))
+assert next(iter(in_python)).numpy().tolist() == [0, 2]
+"""
+    )

@@ -21,9 +21,14 @@ from replicax.tf._types import TensorLike
 
 
 def _activation(compute: Callable[[jax.Array], jax.Array], doc: str) -> Callable[..., jax.Array]:
+    def of_dtype(x: jax.Array) -> jax.Array:
+        return compute(x).astype(x.dtype)
+
+    at_once = jax.jit(of_dtype, inline=True)  # eager code would compile each operation in it for each shape
+
     def op(features: TensorLike, name: str | None = None) -> jax.Array:
         x = convert_to_tensor(features)
-        return compute(x).astype(x.dtype)
+        return at_once(x) if isinstance(x, jax.Array) else of_dtype(x)
 
     op.__doc__ = doc
     return op

@@ -6,11 +6,13 @@
 | `BatchNormalization.call` | a replica without rows keeps its statistics, unless they are those of all replicas |
 | `BatchNormalization._moments` | so do those of masked inputs |
 | `ops.moments` | with `synchronized=True`, mean and variance are over all replicas |
+| `ops.batch_normalization` | is one program in eager code, in place of eight for each shape |
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -22,6 +24,7 @@ import numpy as np
 from replicax._base.foreign_state import Original, wrap
 from replicax._base.types import Tree
 from replicax._integrations.moments import are_shared, moments_of_all, pads_rows
+from replicax._tracing import frames
 
 if TYPE_CHECKING:
     import keras
@@ -38,6 +41,7 @@ def join() -> None:
     wrap(layer, "call", _normalize)
     wrap(layer, "_moments", _moments_of_layer)
     wrap(keras.src.backend.jax.nn, "moments", _moments)
+    wrap(keras.src.backend.jax.nn, "batch_normalization", _at_once)
 
 
 def synchronizes(model: keras.Model) -> bool:
@@ -110,6 +114,27 @@ def _moments(
     if keepdims:
         mean, variance = jnp.expand_dims(mean, along), jnp.expand_dims(variance, along)
     return mean, variance
+
+
+def _at_once(
+    normalize: Original,
+    x: Tree,
+    mean: Tree,
+    variance: Tree,
+    axis: int,
+    offset: Tree = None,
+    scale: Tree = None,
+    epsilon: float = 1e-3,
+) -> Tree:
+    arrays = x, mean, variance, offset, scale
+    if all(each is None or isinstance(each, jax.Array) for each in arrays) and not frames.is_staging():
+        normalize = _compiled(normalize)
+    return normalize(x, mean, variance, axis, offset, scale, epsilon)
+
+
+@functools.cache
+def _compiled(normalize: Original) -> Original:
+    return jax.jit(normalize, static_argnums=3)
 
 
 def _is_symbolic() -> bool:
