@@ -84,8 +84,9 @@ def as_array(value: Leaf) -> jax.Array:
 
 def is_made_at_once(shape: Iterable[Leaf]) -> bool:
     """Returns whether an array of this shape that is made here has its value now, and lies on the CPU."""
-    known = all(hasattr(size, "__index__") for size in shape)
-    return known and jax_internals.is_eager(jax_internals.current_trace()) and devices.default_is_cpu()
+    if not all(hasattr(size, "__index__") for size in shape):
+        return False
+    return jax_internals.is_eager(jax_internals.current_trace()) and devices.default_device().platform == "cpu"
 
 
 def given(array: np.ndarray) -> jax.Array:

@@ -32,13 +32,6 @@ _PLATFORM_TYPES = {"gpu": "GPU", "cuda": "GPU", "rocm": "GPU", "tpu": "TPU", "cp
 _virtual: dict[str, int] = {}  # type -> how many, in the order given; CPU devices are dealt out in that order
 
 
-def default_is_cpu() -> bool:
-    """Returns whether arrays that are made without naming a device come to lie on the CPU."""
-    device = jax.config.jax_default_device  # type: ignore[attr-defined]
-    platform: object = jax.default_backend() if device is None else getattr(device, "platform", device)
-    return platform == "cpu"
-
-
 def parse_virtual(text: str) -> dict[str, int]:
     """Parses `"GPU:4,CPU:2"` to `{"GPU": 4, "CPU": 2}`; raises `DeviceError` for any other form."""
     counts: dict[str, int] = {}

@@ -29,6 +29,7 @@ class Cluster(Protocol):
     """A cluster with parameter servers, as variables need it."""
 
     runner: Callable[[Any, Any, Sequence[Tree]], Tree]
+    is_closed: bool
 
     @property
     def servers(self) -> Servers: ...

@@ -109,7 +109,7 @@ def _on_cpu(words: jax.Array | np.ndarray) -> bool:
     """Returns whether what is drawn comes to lie on the CPU, where NumPy reads it."""
     if isinstance(words, jax.Array):
         return not words.committed and next(iter(words.devices())).platform == "cpu"
-    return devices.default_is_cpu()
+    return devices.default_device().platform == "cpu"
 
 
 def settle(found: jax.Array | np.ndarray) -> jax.Array:
