@@ -120,11 +120,12 @@ def tensors_of(element: Tree) -> Tree:
     if not jax_internals.is_eager(jax_internals.current_trace()):
         return jax.tree.map(as_tensor, element)
     put = jax_internals.from_host_to(default_device())
+    dtypes: dict[np.dtype, np.dtype] = {}
 
     def tensor(leaf: Leaf) -> Leaf:
         if not isinstance(leaf, np.ndarray) or leaf.dtype.hasobject:
             return as_tensor(leaf)
-        dtype = tensor_dtype(leaf.dtype)
+        dtype = dtypes.get(leaf.dtype) or dtypes.setdefault(leaf.dtype, tensor_dtype(leaf.dtype))
         array = leaf if is_settled(leaf) and dtype == leaf.dtype else leaf.astype(dtype)
         return put(array.shape, dtype, lambda _: array, dtype.itemsize >= 8)
 

@@ -157,6 +157,8 @@ class Plan:
         dense: the FixedLenFeatures, as they are parsed.
         neighbors: what parses the neighbors of single records, once there was one.
         names: the names of all that is looked for in the records, by the kind of its values.
+        kinds: the kinds of their values.
+        sizes: how many values each has; -1 for one that may have any number.
         wire: the same names, as they are looked for.
     """
 
@@ -189,6 +191,7 @@ class Plan:
         self.neighbors: Neighbors | None = None
         self.names = sorted(kinds, key=lambda name: kinds[name])
         self.kinds = np.array([kinds[name] for name in self.names], np.int8)
+        self.sizes = np.array([self.dense[name].size if name in self.dense else -1 for name in self.names], np.intp)
         self.row = {name: i for i, name in enumerate(self.names)}
         self.wire = _wire.Names(self.names)
 

@@ -135,12 +135,15 @@ def _names_of(names: TensorLike) -> list[bytes]:
 
 
 class _Column:
-    """The values of one feature of all records, one after the other, and how many each record has."""
+    """The values of one feature of all records, one after the other, and how many each record has.
 
-    __slots__ = ("values", "counts", "kinds")
+    It is full where each record has as many as a feature of a fixed size.
+    """
 
-    def __init__(self, values: np.ndarray, counts: np.ndarray, kinds: np.ndarray):
-        self.values, self.counts, self.kinds = values, counts, kinds
+    __slots__ = ("values", "counts", "kinds", "is_full")
+
+    def __init__(self, values: np.ndarray, counts: np.ndarray, kinds: np.ndarray, is_full: bool = False):
+        self.values, self.counts, self.kinds, self.is_full = values, counts, kinds, is_full
 
 
 class _Batch:
@@ -174,9 +177,11 @@ class _Batch:
         except ValueError as error:
             raise damaged(self.records[0] if len(self.records) == 1 else b"") from error
         counts = counts.reshape(len(names), -1)
+        kinds = spans.kinds[rows]
+        full = ((counts == plan.sizes[rows, None]) & (kinds > 0)).all(1).tolist()
         borders = np.concatenate([[0], counts.sum(1).cumsum()]).tolist()
         for i, name in enumerate(names):
-            self._columns[name] = _Column(values[borders[i] : borders[i + 1]], counts[i], spans.kinds[rows][i])
+            self._columns[name] = _Column(values[borders[i] : borders[i + 1]], counts[i], kinds[i], full[i])
 
     def _make_up(self, size: int) -> None:
         """Makes up values, `size` where a feature may have any number of them."""
@@ -215,6 +220,8 @@ class _Batch:
 
     def _dense(self, key: str) -> np.ndarray:
         column, dense = self._columns[key], self.plan.dense[key]
+        if column.is_full:
+            return self._shaped(column.values, dense.shape)
         missing = column.kinds <= 0
         if not missing.any() and (column.counts == dense.size).all():
             return self._shaped(column.values, dense.shape)

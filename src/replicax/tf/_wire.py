@@ -140,7 +140,7 @@ def example_features(data: bytes) -> dict[bytes, tuple[int, list[bytes] | bytes]
 def _sizes(data: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray | int]:
     """Returns the numbers that begin at these places, below 2**28, and in how many bytes each is written."""
     first = data.take(places, mode="clip")
-    if not (first & 128).any():
+    if np.maximum.reduce(first, None, initial=0) < 128:
         return first, 1
     total, length = (first & 127).astype(np.intp), np.ones(first.shape, np.intp)
     goes_on = first > 127
@@ -155,11 +155,15 @@ def _sizes(data: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray
 def _steps(data: np.ndarray, starts: np.ndarray, stops: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns where the contents of the first `count` fields of each message begin, and where the fields end."""
     inner, ends = np.empty((2, count, len(starts)), np.intp)
-    place = starts
+    place, behind_tag = starts, data[1:]
     for k in range(count):
-        size, written = _sizes(data, place + 1)
-        np.add(place, written, out=inner[k])
-        inner[k] += 1
+        size = behind_tag.take(place, mode="clip")
+        if np.maximum.reduce(size, initial=0) < 128:
+            np.add(place, 2, out=inner[k])
+        else:
+            size, written = _sizes(data, place + 1)
+            np.add(place, written, out=inner[k])
+            inner[k] += 1
         place = np.add(inner[k], size, out=ends[k])
     return inner, ends
 
