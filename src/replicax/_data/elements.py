@@ -42,8 +42,8 @@ class Strings(np.ndarray):
         self.shape.assert_is_compatible_with(shape)
 
     def numpy(self) -> np.ndarray | bytes:
-        """Returns a plain numpy array; bytes, where it is a single string."""
-        return np.asarray(self)[()]
+        """Returns a copy as a plain numpy array; bytes, where it is a single string."""
+        return np.array(self)[()]
 
     def __getitem__(self, key: Any) -> Strings:
         return as_strings(np.asarray(self)[key])

@@ -241,7 +241,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
         return self.value()
 
     def numpy(self) -> Tree:
-        """Returns the value as a numpy array (for a pytree, a pytree of them)."""
+        """Returns a copy of the value as a numpy array (for a pytree, a pytree of them)."""
         if self._late is not False:
             deferred_restore.settle(self)
         with frames.lock:
@@ -438,7 +438,7 @@ def _numpy(leaf: jax.Array) -> Leaf:
         raise NotImplementedError("numpy() has no value inside of compiled code; use value().")
     if isinstance(leaf, jax.ShapeDtypeStruct):  # NumPy would make an array of an object of it, which can be saved
         raise planning.PlanError("numpy() has no value of a variable that is only planned for; it has a shape alone.")
-    array = np.asarray(leaf)
+    array = np.array(leaf)  # a copy: users may write to what TensorFlow gives them
     return array if array.ndim else array[()]
 
 

@@ -99,4 +99,4 @@ def numpy_function(
     """Calls a Python function that takes and returns numpy arrays, like `py_function`."""
     if func is None:
         return lambda func: lambda *args: numpy_function(func, args, Tout)
-    return _called(func, inp, Tout, np.asarray)
+    return _called(func, inp, Tout, np.array)  # a copy, to which the function may write

@@ -20,10 +20,10 @@ from replicax.tf._types import TensorLike
 
 
 def numpy(self: jax.Array) -> np.ndarray | np.generic:
-    """Returns the array as a numpy array, a scalar as a numpy scalar."""
+    """Returns a copy of the array as a numpy array, a scalar as a numpy scalar."""
     from replicax.tf import _debugging
 
-    value = np.asarray(self)[()]
+    value = np.array(self)[()]
     _debugging.raise_failures()  # of assertions in the program that computed it
     return value
 

@@ -57,8 +57,8 @@ class HostTensor(np.ndarray):
     _is_tensor = True  # for `array_conversion.holds_arrays`
 
     def numpy(self) -> np.ndarray | np.generic:
-        """Returns the array as a plain numpy array, a scalar as a numpy scalar."""
-        return self.view(np.ndarray)[()]
+        """Returns a copy of the array as a plain numpy array, a scalar as a numpy scalar."""
+        return np.array(self)[()]
 
     @property  # type: ignore[misc]
     def shape(self) -> TensorShape:  # type: ignore[override, misc]

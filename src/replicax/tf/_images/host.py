@@ -15,7 +15,7 @@ from replicax._base import host_memory
 from replicax.tf import _host
 from replicax.tf._images import kernels, libraries
 
-_pool = host_memory.Pool()
+pool = host_memory.Pool()
 # The dtypes and the most channels and pixels of a side with which OpenCV is called.
 _DTYPES = (np.dtype(np.uint8), np.dtype(np.float32))
 _CHANNELS, _SIDE = 4, (1 << 15) - 1
@@ -40,7 +40,7 @@ def _images_of(array: np.ndarray) -> Iterable[tuple[int, ...]]:
 def mirrored(image: Any) -> Any:
     """Returns an image with left and right exchanged."""
     array = np.asarray(image)
-    found = _pool.empty(array.shape, array.dtype)
+    found = pool.empty(array.shape, array.dtype)
     if (opencv := _opencv_for(array)) is not None:
         opencv.flip(array, 1, found)
     else:
@@ -51,7 +51,7 @@ def mirrored(image: Any) -> Any:
 def standardized(image: Any) -> Any:
     """Returns each image with mean 0 and variance 1, in few passes over its memory."""
     array = np.asarray(image)
-    found = _pool.empty(array.shape, np.float32)
+    found = pool.empty(array.shape, np.float32)
     count = math.prod(array.shape[-3:])
     for at in _images_of(array):
         own, flat = array[at], found[at].reshape(-1)
@@ -64,7 +64,7 @@ def standardized(image: Any) -> Any:
 def resized(image: Any, method: str, height: int, width: int, antialias: bool) -> Any:
     """Returns an image, or a batch of images, of another size, by any method but "nearest"."""
     array = np.asarray(image)
-    found = _pool.empty((*array.shape[:-3], height, width, array.shape[-1]), np.float32)
+    found = pool.empty((*array.shape[:-3], height, width, array.shape[-1]), np.float32)
     for at in _images_of(array):
         _resize(array[at], found[at], method, antialias)
     return _host.hosted(host_memory.settle(found))
@@ -75,7 +75,7 @@ def _resize(image: np.ndarray, found: np.ndarray, method: str, antialias: bool) 
     (rows, columns, channels), (height, width, _) = image.shape, found.shape
     pixels = image
     if image.dtype != np.float32:
-        pixels = _pool.empty(image.shape, np.float32)
+        pixels = pool.empty(image.shape, np.float32)
         np.copyto(pixels, image, casting="unsafe")
     opencv = _opencv_for(pixels) if method == "bilinear" and not antialias else None
     if opencv is not None and max(height, width) <= _SIDE:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from replicax._base import host_memory
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
-from replicax.tf._images import libraries
+from replicax.tf._images import host, libraries
 from replicax.tf._ops import as_array, as_int, convert_to_tensor, known
 from replicax.tf._parse import strings_of
 from replicax.tf._types import DTypeLike, TensorLike
@@ -65,24 +66,30 @@ def decoded(
     if space in ("CMYK", "YCCK"):
         if channels == 1:
             raise InvalidArgumentError("jpeg::Uncompress failed. Invalid JPEG data: CMYK has no gray channel.")
-        inks = _pixels(content, "CMYK", options, try_recover_truncated).astype(np.uint32)
+        inks = _pixels(content, "CMYK", (height, width, 4), options, try_recover_truncated).astype(np.uint32)
         return (inks[..., :3] * inks[..., 3:] // 255).astype(np.uint8)
-    wanted = "GRAY" if channels == 1 or (channels == 0 and space.upper() == "GRAY") else "RGB"
-    return _pixels(content, wanted, options, try_recover_truncated)
+    gray = channels == 1 or (channels == 0 and space.upper() == "GRAY")
+    shape = height, width, 1 if gray else 3
+    return _pixels(content, "GRAY" if gray else "RGB", shape, options, try_recover_truncated)
 
 
-def _pixels(content: bytes, space: str, options: dict[str, Any], truncated: bool) -> np.ndarray:
+def _pixels(
+    content: bytes, space: str, largest: tuple[int, int, int], options: dict[str, Any], truncated: bool
+) -> np.ndarray:
+    """Decodes a file into memory of the pool; `largest` is the shape without a ratio."""
     decode = libraries.simplejpeg().decode_jpeg
+    buffer = host.pool.empty(largest, np.uint8)
+    options = options | {"buffer": buffer.reshape(-1)}
     try:
         try:
-            found: np.ndarray = decode(content, space, **options)
+            found = decode(content, space, **options)
         except ValueError as error:
             if "Premature end" in str(error) and not truncated:
                 raise
             found = decode(content, space, strict=False, **options)  # as libjpeg goes on after warnings
     except ValueError as error:
         raise InvalidArgumentError(f"jpeg::Uncompress failed. Invalid JPEG data or crop window: {error}") from error
-    return found
+    return host_memory.settle(buffer.reshape(-1)[: found.size].reshape(found.shape))
 
 
 def decode_and_crop_jpeg(
