@@ -591,3 +591,10 @@ def test_iterators():
         iterator.get_next()
     assert not iterator.get_next_as_optional().has_value()
     assert bool(Optional.from_value(3).has_value()) and not Optional.empty().has_value()
+
+
+def test_elements_go_to_the_device_where_implicit_transfers_are_forbidden():
+    dataset = Dataset.from_tensors((np.full(3, 7, np.float32), np.arange(2)))
+    with jax.transfer_guard("disallow"):
+        one, other = next(iter(dataset))
+    assert one.tolist() == [7] * 3 and other.tolist() == [0, 1]

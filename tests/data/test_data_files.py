@@ -3,7 +3,9 @@
 import collections
 import gzip
 import os
+import threading
 import zipfile
+import zlib
 
 import jax
 import ml_dtypes
@@ -322,6 +324,49 @@ def test_a_file_that_fails_gives_the_strings_before_and_the_next_file_goes_on(tm
         [b"a0", b"a1", b"b0"],
         [b"b1", b"b2", b"b3"],
     ]
+
+
+@pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
+def test_what_comes_before_the_end_of_a_compressed_file_that_was_cut_off_is_read(tmp_path, compression):
+    text = b"".join(b"%d %d\n" % (i, i * 7919 % 65521) for i in range(20000))
+    whole = gzip.compress(text) if compression == "GZIP" else zlib.compress(text)
+    path = str(tmp_path / "cut")
+    with open(path, "wb") as file:
+        file.write(whole[: len(whole) // 2])
+    for dataset, least in (
+        (data.TextLineDataset(path, compression), 5000),
+        (data.FixedLengthRecordDataset(path, 5, compression_type=compression), 15000),
+    ):
+        found = list(dataset.ignore_errors().as_numpy_iterator())
+        joined = (b"\n" if least == 5000 else b"").join(found)
+        assert len(found) > least and text.startswith(joined)
+        iterator = dataset.as_numpy_iterator()
+        for _ in found:
+            next(iterator)
+        with pytest.raises(EOFError):
+            next(iterator)
+
+
+def test_a_pipe_gives_each_line_as_it_comes(tmp_path):
+    path = str(tmp_path / "pipe")
+    os.mkfifo(path)
+    read = threading.Event()
+
+    def write():
+        with open(path, "wb", buffering=0) as pipe:
+            pipe.write(b"first\n")
+            read.wait(60)
+            pipe.write(b"second\n")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        lines = data.TextLineDataset(path).as_numpy_iterator()
+        assert next(lines) == b"first"
+    finally:
+        read.set()
+    assert list(lines) == [b"second"]
+    writer.join()
 
 
 def test_a_damaged_record_is_found_where_it_is(tmp_path):

@@ -1208,3 +1208,18 @@ def test_functions_that_call_each_other_in_their_first_calls_from_two_threads_en
         return one(n - 1) + 1 if n else jnp.float32(0)
 
     assert [float(x) for x in in_threads(lambda i: (one, other)[i](4), 2)] == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("make", [one_device, functools.partial(mirrored, 2)], ids=["one device", "two replicas"])
+def test_a_method_that_replicas_ran_keeps_no_instance_alive(make):
+    class Model:
+        @rx.function
+        def step(self, x):
+            return x + 1
+
+    model = Model()
+    known = weakref.ref(model)
+    make().run(model.step, args=(jnp.ones(2),))
+    del model
+    gc.collect()
+    assert known() is None

@@ -223,3 +223,31 @@ assert isinstance(R(3).batch(2), D) and isinstance(R(3), Plain) and not isinstan
 assert isinstance(tf.data.TextLineDataset([]).map(lambda x: x), D) and isinstance(R(4).window(2).take(1), D)
 """
     )
+
+
+def test_specs_of_images_and_bytes_that_were_not_read_yet(run_tf):
+    """Shapes are those that TensorFlow infers, and no file is read for them."""
+    run_tf(
+        """
+        records = {key: tf.io.FixedLenFeature([], tf.string) for key in ("image", "raw")}
+        parsed = lambda x: tf.io.parse_single_example(x, records)
+        cases = [
+            (lambda x: tf.io.decode_jpeg(x, channels=3), [None, None, 3], "uint8"),
+            (lambda x: tf.io.decode_png(x, channels=1, dtype=tf.uint16), [None, None, 1], "uint16"),
+            (lambda x: tf.io.decode_png(x), [None, None, None], "uint8"),
+            (lambda x: tf.io.decode_image(x, 3), None, "uint8"),
+            (lambda x: tf.io.decode_image(x, 3, tf.float32, expand_animations=False), [None, None, 3], "float32"),
+            (lambda x: tf.io.decode_gif(x), [None, None, None, 3], "uint8"),
+            (lambda x: tf.image.decode_and_crop_jpeg(x, [0, 0, 4, 5], channels=3), [4, 5, 3], "uint8"),
+            (lambda x: tf.io.extract_jpeg_shape(x), [3], "int32"),
+            (lambda x: tf.image.resize(tf.io.decode_jpeg(tf.io.read_file(x), 3), [8, 9]), [8, 9, 3], "float32"),
+            (lambda x: tf.image.random_crop(tf.io.decode_jpeg(x, 3), [224, 224, 3]), [224, 224, 3], "uint8"),
+            (lambda x: tf.io.decode_jpeg(parsed(x)["image"], 3), [None, None, 3], "uint8"),
+            (lambda x: tf.io.decode_raw(parsed(x)["raw"], tf.float32), [None], "float32"),
+            (lambda x: tf.io.parse_tensor(x, tf.float32), None, "float32"),
+        ]
+        for function, shape, dtype in cases:
+            spec = tf.data.Dataset.from_tensor_slices(["there is no such file"] * 2).map(function).element_spec
+            assert spec.shape == tf.TensorShape(shape) and spec.dtype == dtype, (spec, shape)
+        """
+    )

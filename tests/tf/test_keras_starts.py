@@ -88,6 +88,8 @@ assert not compiled, len(compiled)
 # Integers of 64 bits, and shapes that are given as one number.
 assert tf.ones([4], tf.int64).dtype == tf.int64 and keras.ops.full(3, 2.5, "float16").tolist() == [2.5] * 3
 assert keras.ops.zeros(2, "bool").dtype == "bool" and keras.ops.full([2], np.arange(2)).tolist() == [0, 1]
+assert keras.ops.zeros(np.int64(3)).shape == keras.ops.ones(jax.numpy.int32(3)).shape == (3,)
+assert tf.zeros([2], tf.string).numpy().tolist() == [b"", b""]
 
 key = jax.numpy.array([5, 0], jax.numpy.uint32)
 for shape in ([], [0, 3], [7], [3, 3, 5, 16], [300, 400]):
@@ -152,6 +154,8 @@ statistics = keras.Variable(np.array([0.0, 1.0], np.float32)), keras.Variable(np
 found = keras.ops.batch_normalization(x, *statistics, -1, offset, scale)
 np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 assert tf.nn.relu(tf.constant([-1, 2])).numpy().tolist() == [0, 2]
+wide = [tf.constant(value, tf.float64) for value in ([[1.0]], [0.0], [0.0])]  # with 64 bits of epsilon too
+assert abs(float(keras.ops.batch_normalization(*wide, -1, epsilon=0.1)[0, 0]) - 0.1**-0.5) < 1e-14
 in_python = tf.data.Dataset.from_tensors([-1.0, 2.0]).map(lambda x: x.numpy() is None or tf.nn.relu(x))
 assert next(iter(in_python)).numpy().tolist() == [0, 2]
 """

@@ -194,7 +194,13 @@ def test_single_records_are_parsed_with_their_neighbors(run_tf):
         found = [int(x["number"]) for x in few]
         assert found == list(range(1, 64 * 200, 64)) and sum(size > 1 for size in batches) < 110, batches
 
-        # What is known about records, and what they have become, is bounded.
+        # What is known about records, and what they have become, is bounded, also before anything asks for neighbors.
+        record_blocks._is_used = False
+        for records in ([], [bytes(1 << 16)] * 3, [b"a", b"b"]):
+            record_blocks.note(records)
+        assert list(record_blocks._recent) == [[b"a", b"b"]]
+        record_blocks._begin()
+        assert not record_blocks._recent
         record_blocks._MOST_BYTES = 1000
         for _ in range(20):
             record_blocks.note([bytes([i]) * 100 for i in range(5)])
@@ -236,16 +242,20 @@ def test_preprocessing_layers_stay_on_the_host_in_functions_of_datasets(run_tf):
         assert np.array_equal(found["cross"], cross((tf.constant(words), tf.constant(words))))
 
         # Hashes are kept, of short strings and up to a number, and are the same afterwards.
-        table = lambda: _hashes._known[_hashes.fingerprint64]
+        table = _hashes._known[_hashes.fingerprint64]
+        assert {*words} <= {*table}
+        table.clear()
         _hashes._MOST_KNOWN = 20
+        hashed = lambda *texts: _hashes.of_strings(_hashes.fingerprint64, np.array(texts, object))
         numbers = [b"%d" % i for i in range(18)]
-        first = _hashes.of_strings(_hashes.fingerprint64, np.array(numbers, object))
-        assert len(table()) <= 20 and {*numbers} <= {*table()}
-        more = _hashes.of_strings(_hashes.fingerprint64, np.array([b"new", *numbers[::-1], b"x" * 100], object))
-        assert (more[1:-1] == first[::-1]).all() and len(table()) <= 20
-        again = np.array([[b"new", b"newer"], numbers[:2], numbers[2:4]], object)
-        again = _hashes.of_strings(_hashes.fingerprint64, again)
-        assert again.shape == (3, 2) and again[0, 0] == more[0] and (again[1] == first[:2]).all() and len(table()) <= 20
+        first = hashed(*numbers)
+        assert {*numbers} == {*table}
+        more = hashed(b"new", *numbers[::-1], b"x" * 100)
+        assert (more[1:-1] == first[::-1]).all() and {*numbers} == {*table}
+        again = hashed([b"new", b"newer"], numbers[:2], numbers[2:4])
+        assert again.shape == (3, 2) and again[0, 0] == more[0] and (again[1] == first[:2]).all() and len(table) == 20
+        many = [b"m%d" % i for i in range(100)]
+        assert hashed(*many, *numbers)[7] == hashed(many[7])[0] and len(table) == 20
         assert more[0] == int(tf.strings.to_hash_bucket_fast("new", 2**62)) + (int(more[0]) >> 62 << 62)
         """
     )

@@ -220,3 +220,18 @@ np.testing.assert_allclose(loaded.half(x), expected / 2.0, rtol=1e-6)
 assert [list(v.shape) for v in loaded.last] == [[3, 2], [2]]
 """
     )
+
+
+def test_a_function_that_only_a_strategy_of_one_replica_ran_can_be_saved(run_tf):
+    run_tf(
+        """
+        for strategy in tf.distribute.get_strategy(), tf.distribute.OneDeviceStrategy("/cpu:0"):
+            module = tf.Module()
+            module.f = tf.function(lambda x: x * 2)
+            strategy.run(module.f, (tf.constant(1.0),))
+            assert module.f.experimental_get_tracing_count() == 1
+            folder = tempfile.mkdtemp()
+            tf.saved_model.save(module, folder)
+            assert tf.saved_model.load(folder).f(tf.constant(3.0)) == 6
+        """
+    )

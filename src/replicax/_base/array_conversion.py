@@ -82,14 +82,16 @@ def as_array(value: Leaf) -> jax.Array:
     return jnp.asarray(value)
 
 
-def is_made_at_once(shape: Iterable[Leaf]) -> bool:
-    """Returns whether an array of this shape that is made here has its value now, and lies on the CPU."""
-    if not all(hasattr(size, "__index__") for size in shape):
+def is_eager_on_cpu(shape: Iterable[Leaf]) -> bool:
+    """Returns whether an array of this shape that is made here has its value now, and lies on one CPU device."""
+    if not all(hasattr(size, "__index__") and size >= 0 for size in shape):
+        return False
+    if not jax.sharding.get_abstract_mesh().empty:
         return False
     return jax_internals.is_eager(jax_internals.current_trace()) and devices.default_device().platform == "cpu"
 
 
-def given(array: np.ndarray) -> jax.Array:
+def sharing(array: np.ndarray) -> jax.Array:
     """Returns an array of NumPy, to which nobody writes any more, as a JAX array, which may share its memory."""
     return jax.device_put(array) if array.dtype.itemsize < 8 else as_array(array)  # which cuts 64 bits off
 
@@ -98,7 +100,7 @@ def has_symbolic_sizes(value: Leaf) -> bool:
     """Returns whether a value is a dimension of a symbolic shape, or a NumPy array of dimensions with such ones."""
     if isinstance(value, np.ndarray):
         if not value.dtype.hasobject or not value.size or isinstance(value.flat[0], bytes):
-            return False
+            return False  # of strings, to look at one is enough
         return any(map(export.is_symbolic_dim, value.flat))
     return bool(export.is_symbolic_dim(value))
 

@@ -82,16 +82,11 @@ def _applied(role: str, function: Callable[..., object], tensors: Tree) -> Tree:
 def on_host(result: Tree) -> Tree:
     """Returns the result of a function of an element as numpy arrays that do not change any more."""
     if isinstance(result, np.ndarray):  # most results; to look for leaves takes longer than all the rest
-        return _own(result)
+        return kept(as_host(result))
     if type(result) is dict and all(isinstance(leaf, np.ndarray) for leaf in result.values()):
-        return {key: _own(leaf) for key, leaf in result.items()}
+        return {key: kept(as_host(leaf)) for key, leaf in result.items()}
     # As in tf.data, a list of results is several tensors, and deeper down a list is one.
     return jax.tree.map(kept, host_structure(tuple(result) if isinstance(result, list) else result))
-
-
-def _own(array: np.ndarray) -> np.ndarray:
-    found: np.ndarray = kept(as_host(array))
-    return found
 
 
 def as_bool(found: np.ndarray) -> bool:

@@ -129,7 +129,8 @@ def tensors_of(element: Tree) -> Tree:
         array = leaf if is_settled(leaf) and dtype == leaf.dtype else leaf.astype(dtype)
         return put(array.shape, dtype, lambda _: array, dtype.itemsize >= 8)
 
-    return jax.tree.map(tensor, element)
+    with jax.transfer_guard_host_to_device("allow"):  # as for `jax.device_put`, since a dataset is asked for it
+        return jax.tree.map(tensor, element)
 
 
 def as_host(value: Leaf) -> Leaf:

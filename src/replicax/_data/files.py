@@ -185,7 +185,7 @@ class FixedLengthRecordDataset(_FileDataset):
                     total += size
                 file.seek(header + total)
             ahead = b""
-            while more := file.read(max(size, _CHUNK)):
+            while more := file.read1(max(size, _CHUNK)):  # type: ignore[attr-defined]  # what comes before an error
                 ahead += more
                 used = (len(ahead) - footer) // size * size
                 if used > 0:
@@ -298,8 +298,21 @@ def _record_at(path: bytes, place: int) -> np.ndarray:
 
 
 def _lines(file: BinaryIO, path: bytes, skip: Skip | None) -> Iterator[list[bytes]]:
-    while lines := file.readlines(_CHUNK):
-        yield [line.rstrip(b"\r\n") for line in lines]
+    lines: list[bytes] = []
+    size, most = 0, _CHUNK if os.path.isfile(path) else 0  # a pipe gives each line as it comes
+    try:
+        for line in file:
+            lines.append(line.rstrip(b"\r\n"))
+            size += len(line)
+            if size > most:
+                yield lines
+                lines, size = [], 0
+    except Exception:
+        if lines:  # those before the place where compressed data are damaged
+            yield lines
+        raise
+    if lines:
+        yield lines
 
 
 def _records(file: BinaryIO, path: bytes, skip: Skip | None) -> Iterator[list[bytes] | Later]:

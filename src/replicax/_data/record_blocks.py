@@ -8,6 +8,7 @@ What is kept for that is bounded by its bytes, and stays after a dataset has end
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ _lock = threading.Lock()
 _blocks: collections.deque[_Block] = collections.deque()
 _places: dict[int, tuple[_Block, int]] = {}  # by the id of a record, which its block keeps alive
 _bytes = 0
-_asked = False  # whether anything has asked for neighbors yet; most programs never do
+_is_used = False  # whether anything has asked for neighbors yet; most programs never do
 _recent: collections.deque[Sequence[bytes]] = collections.deque(maxlen=4)  # what was read last, until then
 
 
@@ -37,11 +38,11 @@ class _Block:
 def note(records: Sequence[bytes]) -> None:
     """Notes that records were read together."""
     global _bytes
-    if not _asked:
-        _recent.append(records)
-        return
     size = sum(map(len, records))
     if len(records) < 2 or size > _LARGEST * len(records):
+        return
+    if not _is_used:
+        _recent.append(records)
         return
     block = _Block(records, size)
     with _lock:
@@ -56,10 +57,11 @@ def note(records: Sequence[bytes]) -> None:
 
 
 def _begin() -> None:
-    global _asked
-    _asked = True
-    while _recent:
-        note(_recent.popleft())
+    global _is_used
+    _is_used = True
+    with contextlib.suppress(IndexError):  # other threads may take from it as well
+        while True:
+            note(_recent.popleft())
 
 
 class Neighbors:

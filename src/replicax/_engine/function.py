@@ -58,6 +58,7 @@ class Function:
         self._programs = Programs(self._code, autograph and not compiled_only, steps_per_call)
         self._concrete: dict[str, ConcreteFunction] = {}  # by the text that shows their arguments
         self._methods: dict[int, Function] = {}
+        self._for_replicas: Function | None = None
         self._bound = weakref.WeakValueDictionary[int, _Method]()  # `instance.method is instance.method`
         self.step_hint = step_hints.StepHint() if steps_per_call == 1 else None  # as long as it is not decided
         functools.update_wrapper(self, python_function, updated=())
@@ -172,10 +173,17 @@ class Function:
 
         return self._repeated(step, lambda: multi_step.has_more(self._programs.entries.get(call.key), call.iterators))
 
-    @functools.cached_property
+    @property
     def of_replicas(self) -> Function:
-        """The function as replicas call it. Of what they return together `result_of` makes the result of the call."""
-        return self if self._code.returned is None else Function(self._code.function, *self._declared)
+        """The function as several replicas call it.
+
+        Of what they return together `result_of` makes the result of the call.
+        """
+        if self._code.returned is None:
+            return self
+        if self._for_replicas is None:
+            self._for_replicas = Function(self._code.function, *self._declared)
+        return self._for_replicas
 
     def result_of(self, returned: Tree) -> Tree:
         """Returns the result of a call in which the Python function returned this."""

@@ -126,7 +126,7 @@ class Strategy(LayoutMethods, OlderMethods):
             raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
         context.require_cross_replica(self)
         compiled = fn if is_function(fn) else None
-        own = fn if compiled is None else compiled.of_replicas
+        own = fn if compiled is None or self.num_replicas_in_sync == 1 else compiled.of_replicas
         try:
             with self._own_scope():
                 result = self._extended._run(autograph_switch.converted(own), tuple(args), kwargs or {})

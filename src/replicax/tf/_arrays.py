@@ -31,6 +31,7 @@ from replicax.tf._ops import (
     is_tensor,
     known,
     of_dtype,
+    string_tensor,
 )
 from replicax.tf._static import static
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
@@ -40,19 +41,21 @@ from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
 
 def zeros(shape: ShapeLike, dtype: DTypeLike = np.float32, name: str | None = None, layout: object = None) -> jax.Array:
     """Returns zeros."""
-    return _of_one_value(0, shape, dtype)
+    return _filled(0, shape, dtype)
 
 
 def ones(shape: ShapeLike, dtype: DTypeLike = np.float32, name: str | None = None, layout: object = None) -> jax.Array:
     """Returns ones."""
-    return _of_one_value(1, shape, dtype)
+    return _filled(1, shape, dtype)
 
 
-def _of_one_value(value: int, shape: ShapeLike, dtype: DTypeLike) -> jax.Array:
+def _filled(value: int, shape: ShapeLike, dtype: DTypeLike) -> jax.Array:
     sizes, of_dtype = as_new_shape(shape), np.dtype(as_dtype(dtype))
-    if _host.is_on() or of_dtype.hasobject or not array_conversion.is_made_at_once(sizes):
+    if of_dtype.hasobject and not value:
+        return string_tensor(np.full(sizes, b"", object))
+    if _host.is_on() or of_dtype.hasobject or not array_conversion.is_eager_on_cpu(sizes):
         return jnp.full(sizes, value, of_dtype)
-    return array_conversion.given(np.full(sizes, value, of_dtype))  # JAX would compile a program for each shape
+    return array_conversion.sharing(np.full(sizes, value, of_dtype))  # JAX would compile a program for each shape
 
 
 def zeros_like(

@@ -118,7 +118,7 @@ def settle(found: jax.Array | np.ndarray) -> jax.Array:
         return settled(found)
     if _host.is_on():
         return _host.hosted(found)
-    return array_conversion.given(found)  # `jnp.asarray` would compile a program for each shape
+    return array_conversion.sharing(found)  # `jnp.asarray` would compile a program for each shape
 
 
 # The functions below draw with this function. They call it with the arguments of `drawn` except the words, after these

@@ -15,6 +15,7 @@ import numpy as np
 
 from replicax._base import doc_pages
 from replicax._base.errors import FailedPreconditionError, NotFoundError
+from replicax._data.elements import Probe
 from replicax.tf._exceptions import AlreadyExistsError
 from replicax.tf._types import TensorLike
 
@@ -268,6 +269,8 @@ def _text(value: TensorLike) -> str:
 
 def read_file(filename: TensorLike, name: str | None = None) -> np.ndarray:
     """Returns the contents of a file as a scalar tensor of bytes."""
+    if isinstance(probe := np.asarray(filename, object).item(), Probe):
+        return np.array(probe, object)
     path = _text(filename)
     if ":" not in path:  # a file of this machine, for which fsspec would take longer than reading does
         with _as_tensorflow(path), open(path, "rb") as plain:

@@ -22,7 +22,7 @@ _MOST_KNOWN, _LONGEST_KNOWN = 1 << 16, 64  # how many hashes are kept, and of st
 def of_strings(hashed: Callable[[np.ndarray], _Words], strings: np.ndarray) -> _Words:
     """Returns the hashes of an array of bytes objects, in its shape.
 
-    Those of the last short strings are kept: the values of a category come again and again.
+    Those of the first short strings are kept: the values of a category come again and again.
 
     Args:
         hashed: a function of the bytes of strings of one length, uint8 `[strings, length]`.
@@ -34,9 +34,7 @@ def of_strings(hashed: Callable[[np.ndarray], _Words], strings: np.ndarray) -> _
         return _of_list(hashed, flat).reshape(strings.shape)
     if missing := [text for text in {*flat} if text not in known]:
         if len(known) + len(missing) > _MOST_KNOWN:
-            # Another dictionary, since other threads may look into this one.
-            known = _known[hashed] = {}
-            missing = list({*flat})
+            return _of_list(hashed, flat).reshape(strings.shape)
         known.update(zip(missing, _of_list(hashed, missing).tolist()))
     return np.fromiter(map(known.__getitem__, flat), np.uint64, len(flat)).reshape(strings.shape)
 
@@ -142,7 +140,7 @@ def _long_fingerprint(rows: np.ndarray) -> _Words:
     return _pair(_pair(v[0], w[0], mul) + _mix(y) * _K0 + z, _pair(v[1], w[1], mul) + x, mul)
 
 
-# The hashes that are kept, by their function; a dictionary only grows, until another one takes its place.
+# The hashes that are kept, by their function.
 _known: dict[Callable[[np.ndarray], _Words], dict[bytes, int]] = {fingerprint64: {}}
 
 

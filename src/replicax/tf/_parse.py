@@ -198,6 +198,8 @@ class _Batch:
             for name in names:
                 kind = self.plan.kinds[self.plan.row[name]]
                 values = np.zeros(own * count, _features.dtype_of(kind))
+                if kind == _wire.BYTES:
+                    values[:] = [Probe.of_size(size)] * len(values)
                 self._columns[name] = _Column(values, np.full(count, own), np.full(count, kind))
 
     def tensors(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import as_dtype
-from replicax._data.elements import as_host, as_strings
+from replicax._data.elements import Probe, as_host, as_strings
 from replicax.tf import _dtypes, _features, _wire
 from replicax.tf._ops import as_array, as_shape, convert_to_tensor, known
 from replicax.tf._parse import strings_of
@@ -39,6 +39,8 @@ def parse_tensor(serialized: TensorLike, out_type: DTypeLike, name: str | None =
     from replicax.tf import _protos
 
     data, dtype = strings_of(serialized)[()], as_dtype(out_type)
+    if isinstance(data, Probe):  # of any rank
+        return np.zeros([1 + data.size] * (1 + data.size), dtype)
     try:
         proto = _protos.TensorProto.FromString(data)
         array = make_ndarray(proto)
@@ -156,6 +158,8 @@ def decode_raw(
     """
     strings, dtype = strings_of(input_bytes), np.dtype(as_dtype(out_type))
     texts = strings.ravel().tolist()
+    if texts and isinstance(texts[0], Probe):
+        texts = [bytes((1 + probe.size) * dtype.itemsize) for probe in texts]
     length = len(texts[0]) if fixed_length is None and texts else fixed_length or 0
     if length % dtype.itemsize or (fixed_length is not None and fixed_length <= 0):
         raise InvalidArgumentError(

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import collections
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from types import NoneType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -39,12 +40,12 @@ def join() -> None:
     for name in ("normal", "truncated_normal", "uniform"):
         wrap(backend.random, name, _drawn)
     for name in ("zeros", "ones", "full"):
-        wrap(backend.numpy, name, _of_one_value)
+        wrap(backend.numpy, name, _filled)
 
 
 def _drawn(draw: Original, shape: Sequence[int], *args: Tree, **kwargs: Tree) -> Tree:
     options = [*args[:2], *(value for name, value in kwargs.items() if name != "seed")]
-    if not (array_conversion.is_made_at_once(shape) and _are_plain(options) and _first_are_the_same()):
+    if not (array_conversion.is_eager_on_cpu(shape) and _are_plain(options) and _first_are_the_same()):
         return draw(shape, *args, **kwargs)
     count, size, kind = math.prod(shape), _SMALLEST, (draw, tuple(shape))
     if 0 < count <= _LARGEST:
@@ -54,15 +55,15 @@ def _drawn(draw: Original, shape: Sequence[int], *args: Tree, **kwargs: Tree) ->
     while size < count:
         size *= 4
     drawn = np.asarray(draw((size,), *args, **kwargs))[:count]
-    return array_conversion.given(drawn.reshape(shape).copy())  # all that was drawn would be kept in memory
+    return array_conversion.sharing(drawn.reshape(shape).copy())  # all that was drawn would be kept in memory
 
 
-def _of_one_value(make: Original, shape: Sequence[int] | int, *args: Tree, **kwargs: Tree) -> Tree:
-    sizes = [shape] if isinstance(shape, int) else shape
-    if not (array_conversion.is_made_at_once(sizes) and _are_plain([*args, *kwargs.values()])):
+def _filled(make: Original, shape: Sequence[int] | int, *args: Tree, **kwargs: Tree) -> Tree:
+    sizes: Any = [operator.index(shape)] if np.ndim(shape) == 0 else shape  # type: ignore[arg-type]
+    if not (array_conversion.is_eager_on_cpu(sizes) and _are_plain([*args, *kwargs.values()])):
         return make(shape, *args, **kwargs)
     value = np.asarray(make((), *args, **kwargs))
-    return array_conversion.given(np.full(tuple(sizes), value, value.dtype))
+    return array_conversion.sharing(np.full(tuple(sizes), value, value.dtype))
 
 
 def _are_plain(parameters: Iterable[Tree]) -> bool:

@@ -127,14 +127,15 @@ def _at_once(
     epsilon: float = 1e-3,
 ) -> Tree:
     arrays = x, mean, variance, offset, scale
-    if all(each is None or isinstance(each, jax.Array) for each in arrays) and not frames.is_staging():
+    plain = isinstance(axis, int) and isinstance(epsilon, float)  # which are parts of the program
+    if plain and all(each is None or isinstance(each, jax.Array) for each in arrays) and not frames.is_staging():
         normalize = _compiled(normalize)
     return normalize(x, mean, variance, axis, offset, scale, epsilon)
 
 
 @functools.cache
 def _compiled(normalize: Original) -> Original:
-    return jax.jit(normalize, static_argnums=3)
+    return jax.jit(normalize, static_argnums=(3, 6))
 
 
 def _is_symbolic() -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
+from replicax._data.elements import Probe
 from replicax.tf._images import jpeg, libraries
 from replicax.tf._images.jpeg import content_of
 from replicax.tf._ops import as_array, convert_to_tensor, known
@@ -179,14 +180,16 @@ def _single(pixels: np.ndarray, op: str) -> np.ndarray:
     return pixels[0]
 
 
-def _decoded(op: str, contents: TensorLike, channels: int, dtype: DTypeLike) -> np.ndarray:
+def _decoded(op: str, contents: TensorLike, channels: int, dtype: DTypeLike) -> Any:
     """Decodes a file that may be in another format than the operation's name says."""
     content, dtype = content_of(contents), np.dtype(as_dtype(dtype))
     _check_channels(channels)
+    if isinstance(content, Probe):
+        return jpeg.made_up(content, channels, dtype, several=op.endswith("webp"))
     if (kind := format_of(content)) == "BMP" and not op.endswith("bmp"):
         raise InvalidArgumentError(_WRONG_OP)
     pixels = _pixels(content, channels, wide=dtype == np.uint16)
-    return _converted(_single(pixels, op) if kind == "GIF" else pixels, dtype)
+    return as_array(_converted(_single(pixels, op) if kind == "GIF" else pixels, dtype))
 
 
 def decode_jpeg(
@@ -212,7 +215,7 @@ def decode_jpeg(
     """
     content = content_of(contents)
     if not jpeg.is_jpeg_file(content):
-        return as_array(_decoded("tf.io.decode_jpeg", contents, channels, np.uint8))
+        return _decoded("tf.io.decode_jpeg", contents, channels, np.uint8)
     _check_channels(channels)
     found = jpeg.decoded(content, channels, ratio, fancy_upscaling, try_recover_truncated, dct_method)
     return as_array(found)
@@ -222,7 +225,7 @@ def decode_png(contents: TensorLike, channels: int = 0, dtype: DTypeLike = np.ui
     """Decodes a PNG file to `[height, width, channels]` of uint8 or uint16; `channels` 0 are those of the file."""
     if as_dtype(dtype) not in (np.uint8, np.uint16):
         raise InvalidArgumentError(f"decode_png gives uint8 or uint16, not {np.dtype(as_dtype(dtype))}.")
-    return as_array(_decoded("tf.io.decode_png", contents, channels, dtype))
+    return _decoded("tf.io.decode_png", contents, channels, dtype)
 
 
 def decode_bmp(contents: TensorLike, channels: int = 0, name: str | None = None) -> Any:
@@ -230,13 +233,15 @@ def decode_bmp(contents: TensorLike, channels: int = 0, name: str | None = None)
     content = content_of(contents)
     if (kind := format_of(content)) in ("JPEG", "PNG", "GIF"):
         raise InvalidArgumentError(f"Trying to decode {kind} format using DecodeBmp op. Use tf.io.decode_image.")
-    return as_array(_decoded("tf.io.decode_bmp", contents, channels, np.uint8))
+    return _decoded("tf.io.decode_bmp", contents, channels, np.uint8)
 
 
 def decode_gif(contents: TensorLike, name: str | None = None) -> Any:
     """Decodes a GIF file to `[frames, height, width, 3]` of uint8."""
     if (content := content_of(contents))[:2] == b"BM":
         raise InvalidArgumentError(_WRONG_OP)
+    if isinstance(content, Probe):
+        return jpeg.made_up(content, 3, several=True)
     pixels = _pixels(content, 3)
     return as_array(pixels if pixels.ndim == 4 else pixels[None])
 
@@ -245,7 +250,7 @@ def decode_webp(contents: TensorLike, channels: int = 0, dtype: DTypeLike = np.u
     """Decodes a WebP file to `[frames, height, width, channels]` of uint8."""
     if as_dtype(dtype) != np.uint8:
         raise InvalidArgumentError(f"decode_webp gives uint8, not {np.dtype(as_dtype(dtype))}.")
-    return as_array(_decoded("tf.io.decode_webp", contents, channels, dtype))
+    return _decoded("tf.io.decode_webp", contents, channels, dtype)
 
 
 def decode_image(
@@ -265,6 +270,8 @@ def decode_image(
     """
     content, dtype = content_of(contents), np.dtype(as_dtype(dtype))
     _check_channels(channels or 0)
+    if isinstance(content, Probe):  # whether there are several frames is not known
+        return jpeg.made_up(content, channels or 0, dtype, several=expand_animations and content.size > 0)
     kind = format_of(content)
     if kind == "WebP" and dtype != np.uint8:
         raise InvalidArgumentError(f"WebP only supports uint8 for dtype, got {dtype}.")

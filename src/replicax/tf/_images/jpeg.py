@@ -10,6 +10,7 @@ import numpy as np
 from replicax._base import host_memory
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
+from replicax._data.elements import Probe
 from replicax.tf._images import host, libraries
 from replicax.tf._ops import as_array, as_int, convert_to_tensor, known
 from replicax.tf._parse import strings_of
@@ -17,6 +18,7 @@ from replicax.tf._types import DTypeLike, TensorLike
 
 _METHODS = ("", "INTEGER_FAST", "INTEGER_ACCURATE")
 _DOTS_PER_CM = 2.54
+_PROBED = 1024  # the size of images that are made up, of which functions may cut windows
 
 
 def content_of(contents: TensorLike) -> bytes:
@@ -25,9 +27,16 @@ def content_of(contents: TensorLike) -> bytes:
     if strings.ndim:
         raise InvalidArgumentError(f"`contents` must be scalar but got shape{list(strings.shape)}: use tf.map_fn.")
     content: bytes = strings.item()
-    if not content:
+    if not content and not isinstance(content, Probe):
         raise InvalidArgumentError("Input is empty.")
     return content
+
+
+def made_up(probe: Probe, channels: int, dtype: DTypeLike = np.uint8, several: bool = False) -> Any:
+    """Returns an image, or `several`, where a dataset asks for specs: sizes that are not known differ by the probe."""
+    size = _PROBED + probe.size
+    shape = size, size, channels or 3 + probe.size
+    return as_array(np.zeros((1 + probe.size, *shape) if several else shape, as_dtype(dtype)))
 
 
 def is_jpeg_file(content: bytes) -> bool:
@@ -107,8 +116,11 @@ def decode_and_crop_jpeg(
     window = known(convert_to_tensor(crop_window), "The window", "Crop outside of compiled code.")
     if window.shape != (4,):
         raise InvalidArgumentError(f"crop_window must have four elements, got shape {list(window.shape)}.")
-    pixels = decoded(content_of(contents), channels, ratio, fancy_upscaling, try_recover_truncated, dct_method)
+    content = content_of(contents)
     y, x, height, width = map(int, window)
+    if isinstance(content, Probe):
+        return as_array(np.zeros((height, width, channels or 3 + content.size), np.uint8))
+    pixels = decoded(content, channels, ratio, fancy_upscaling, try_recover_truncated, dct_method)
     if min(y, x) < 0 or min(height, width) <= 0 or y + height > pixels.shape[0] or x + width > pixels.shape[1]:
         raise InvalidArgumentError(
             f"jpeg::Uncompress failed. Invalid JPEG data or crop window: {window.tolist()} of an image of "
@@ -124,7 +136,8 @@ def is_jpeg(contents: TensorLike, name: str | None = None) -> Any:
 
 def extract_jpeg_shape(contents: TensorLike, output_type: DTypeLike = np.int32, name: str | None = None) -> Any:
     """Returns `[height, width, channels]` of a JPEG file, without decoding it."""
-    height, width, space = _header(content_of(contents))
+    content = content_of(contents)
+    height, width, space = (0, 0, "") if isinstance(content, Probe) else _header(content)
     channels = {"GRAY": 1, "CMYK": 4, "YCCK": 4}.get(space.upper(), 3)
     return as_array(np.asarray([height, width, channels], as_dtype(output_type)))
 
