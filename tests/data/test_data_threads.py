@@ -1,13 +1,17 @@
 """`map` in several threads and `prefetch`: order, bounds, errors, and threads that end."""
 
 import gc
+import os
 import threading
+import time
 import traceback
+import types
 
 import jax
 import numpy as np
 import pytest
 
+from replicax._data import prefetch
 from replicax._data.prefetch import Buffer
 from replicax.data import AUTOTUNE, Dataset
 
@@ -221,3 +225,42 @@ def test_orders_of_later_readings_do_not_depend_on_how_far_a_thread_has_read_ahe
     alone = first_of_each(_shuffled().repeat())
     assert first_of_each(_shuffled().repeat().prefetch(8)) == alone
     assert len({tuple(order) for order in alone}) > 1
+
+
+@pytest.mark.parametrize("kind", ["waits", "makes large arrays", "does neither"])
+def test_autotune_takes_several_threads_where_these_do_not_wait_for_each_other(kind, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    together, threads, clock = threading.Barrier(2), set(), [0.0]
+    # A call that waits takes a second of the clock, and none of the processor.
+    clocks = types.SimpleNamespace(perf_counter=lambda: clock[0], thread_time=lambda: 0.0, monotonic=time.monotonic)
+    monkeypatch.setattr(prefetch, "time", clocks)
+
+    def function(number):
+        number = int(number)
+        clock[0] += kind == "waits"
+        if number >= 20:
+            threads.add(threading.get_ident())
+            if kind != "does neither":
+                together.wait(60)  # which takes two threads
+        return np.full(1 << 15 if kind == "makes large arrays" else 1, number, np.float32)
+
+    dataset = Dataset.range(40).map(function, num_parallel_calls=AUTOTUNE)
+    assert [x[0] for x in dataset.as_numpy_iterator()] == list(range(40))
+    assert len(threads) == (1 if kind == "does neither" else 2)
+
+
+def test_an_error_in_a_first_call_comes_in_its_place():
+    def function(number):
+        if int(number) == 1:
+            raise ValueError("one")
+        return number
+
+    iterator, found = Dataset.range(8).map(function, num_parallel_calls=AUTOTUNE).as_numpy_iterator(), []
+    while True:
+        try:
+            found.append(int(next(iterator)))
+        except StopIteration:
+            break
+        except ValueError as error:
+            found.append(str(error))
+    assert found == [0, "one", 2, 3, 4, 5, 6, 7]

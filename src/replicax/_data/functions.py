@@ -14,7 +14,7 @@ from replicax._base.types import Tree
 from replicax._data.blocks import Blocks, Chunk, Chunks, Signature, length, padded, row, signature
 from replicax._data.calls import call_on_element, on_host
 from replicax._data.elements import cut, joined
-from replicax._data.prefetch import ParallelMap
+from replicax._data.prefetch import ParallelMap, Threads
 from replicax._data.reading import Reading
 from replicax._data.skipping import Later, Skip, made
 from replicax._data.specs import host_spec
@@ -89,7 +89,7 @@ def mapped(
     reading: Reading,
     elements: Iterator[Tree],
     start: int,
-    threads: int | None,
+    threads: Threads | None,
     in_order: bool,
     ahead: bool,
 ) -> Iterator[Tree]:
@@ -100,7 +100,7 @@ def mapped(
         reading: that of the dataset.
         elements: the elements.
         start: the number of the first of them.
-        threads: in how many threads the function is called; None for calls in turn.
+        threads: in which threads the function is called; None for calls in turn.
         in_order: whether the results come in the order of the elements.
         ahead: whether elements may be taken before their results are asked for.
     """
@@ -118,7 +118,7 @@ def _deferred(
     draws: Any,
     elements: Iterator[Tree],
     start: int,
-    threads: int | None,
+    threads: Threads | None,
     in_order: bool,
     ahead: bool,
 ) -> Iterator[Tree]:
@@ -162,7 +162,7 @@ class MappedElements(Blocks):
         draws: Any,
         elements: Iterator[Tree],
         start: int,
-        threads: int | None,
+        threads: Threads | None,
         in_order: bool,
         ahead: bool,
     ):
@@ -195,7 +195,7 @@ class MappedElements(Blocks):
 
 
 def in_threads(
-    function: Callable[[Any], _R], items: Iterator[Any], threads: int, in_order: bool, together: int
+    function: Callable[[Any], _R], items: Iterator[Any], threads: Threads, in_order: bool, together: int
 ) -> Iterator[_R]:
     """Returns the function of each item, called in threads.
 
@@ -204,7 +204,7 @@ def in_threads(
     of its result, comes up in that place.
     """
     return _Each(
-        ParallelMap(functools.partial(_of_group, function), _groups(items, threads, together), threads, in_order)
+        ParallelMap(functools.partial(_of_group, function), _groups(items, threads.most, together), threads, in_order)
     )
 
 

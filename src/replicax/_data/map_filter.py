@@ -20,6 +20,7 @@ from replicax._data.calls import as_bool, as_tensors, call_user, fold
 from replicax._data.composite_rows import RaggedRow, RaggedRowSpec, filled
 from replicax._data.elements import Probe, host_structure, positive, tensors_of
 from replicax._data.functions import ElementFunction, mapped
+from replicax._data.prefetch import Threads
 from replicax._data.ragged import RaggedTensor
 from replicax._data.reading import Maker, Reading, hands_on, replayed, skipped
 from replicax._data.skipping import made
@@ -55,8 +56,9 @@ class Functions(Base):
 
         Args:
             map_func: takes an element, a tuple as several arguments, and returns an element.
-            num_parallel_calls: in how many threads it is called; AUTOTUNE for one a core. By default it is called in
-                turn, without threads.
+            num_parallel_calls: in how many threads it is called. AUTOTUNE stands for one a core where that pays: where
+                calls wait, or make large arrays, while Python's lock is free; and for one thread else. By default it is
+                called in turn, without threads.
             deterministic: False where results of several threads may come in any order.
             synchronous: True for no threads, which is the default here.
             use_unbounded_threadpool: accepted for compatibility.
@@ -74,9 +76,11 @@ class Functions(Base):
                 f"`synchronous` is not supported with `num_parallel_calls`, which is {num_parallel_calls}: drop one."
             )
         function = self._functions("`map_func` of `Dataset.map`", map_func)
-        threads = num_parallel_calls
-        if threads is not None:
-            threads = (os.cpu_count() or 1) if threads == AUTOTUNE else positive("num_parallel_calls", threads)
+        threads = None
+        if num_parallel_calls == AUTOTUNE:
+            threads = Threads(os.cpu_count() or 1, tries=True)
+        elif num_parallel_calls is not None:
+            threads = Threads(positive("num_parallel_calls", num_parallel_calls))
         in_order = deterministic is None or bool(deterministic)
         # A generator may wait for what happens in the program: it is asked for no more than one element ahead.
         ahead = threads is not None or not self._unsure

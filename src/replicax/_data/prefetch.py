@@ -19,11 +19,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 
-from replicax._base.host_memory import SMALL
+from replicax._base.host_memory import LARGE, SMALL
 from replicax._base.types import Tree
 
 Lock: TypeAlias = contextlib.AbstractContextManager[bool]  # an `RLock`, whose class has no public name
@@ -212,23 +212,82 @@ class Prefetched(Iterator[Tree]):
         return self._buffer.take()
 
 
-class ParallelMap(Iterator[Tree]):
-    """`function` of each element, called in `threads` threads, which end with the iterator.
+class Threads(NamedTuple):
+    """In how many threads a function is called; with `tries`, in one where more are not worth it."""
 
-    Results come in the order of the elements or, where `in_order` is False, as they are computed. An error is raised in
-    place of its result, and the iterator goes on after it.
+    most: int
+    tries: bool = False
+
+
+class _Trial:
+    """The first calls of a function in one thread: whether calls in several threads are worth it.
+
+    They are where the function waits, for a file or a network, and where it makes large arrays: Python's lock is free
+    meanwhile. Calls that do neither would wait for each other, and each waiting costs.
     """
 
-    def __init__(self, function: Callable[[Tree], Tree], elements: Iterator[Tree], threads: int, in_order: bool):
-        self._function, self._elements, self._threads, self._in_order = function, elements, threads, in_order
+    CALLS = 4
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._clock = self._cpu = 0.0
+        self._is_large = False
+
+    def called(self, function: Callable[[Tree], Tree], element: Tree) -> Tree:
+        """Calls the function."""
+        clock, cpu = time.perf_counter(), time.thread_time()
+        try:
+            result = function(element)
+            self._is_large |= sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(result)) >= LARGE
+            return result
+        finally:
+            self._clock += time.perf_counter() - clock
+            self._cpu += time.thread_time() - cpu
+            self._calls += 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there were as many calls as it takes."""
+        return self._calls >= self.CALLS
+
+    @property
+    def favors_threads(self) -> bool:
+        """Whether several threads are worth it."""
+        return self._is_large or self._cpu < 0.5 * self._clock
+
+
+class ParallelMap(Iterator[Tree]):
+    """`function` of each element, called in threads, which end with the iterator.
+
+    Results come in the order of the elements or, where `in_order` is False, as they are computed. An error is raised in
+    place of its result, and the iterator goes on after it. How many threads there are changes no result.
+    """
+
+    def __init__(self, function: Callable[[Tree], Tree], elements: Iterator[Tree], threads: Threads, in_order: bool):
+        self._function, self._elements, self._in_order = function, elements, in_order
+        self._most = threads.most
+        self._trial = _Trial() if threads.tries and threads.most > 1 else None
+        self._calls: collections.deque[_Future] = collections.deque()
+        self._ended = False
+        self._start(1 if self._trial else threads.most)
+
+    def _start(self, threads: int) -> None:
+        self._threads = threads
         self._executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="replicax-map")
         # Without waiting: the garbage collector may run in one of these threads.
         self._close = weakref.finalize(self, self._executor.shutdown, wait=False, cancel_futures=True)
         self._close.atexit = False
-        self._calls: collections.deque[_Future] = collections.deque()
-        self._ended = False
+
+    def _end_trial(self, trial: _Trial) -> None:
+        self._trial = None
+        if trial.favors_threads:
+            self._close.detach()
+            self._executor.shutdown(wait=False)  # calls that wait are still made
+            self._start(self._most)
 
     def __next__(self) -> Tree:
+        if self._trial is not None and self._trial.is_over:
+            self._end_trial(self._trial)
         while not self._ended and len(self._calls) < 2 * self._threads:
             self._call_next()
         if not self._calls:
@@ -243,8 +302,9 @@ class ParallelMap(Iterator[Tree]):
 
     def _called(self, locks: tuple[Lock, ...], worker: int | None, element: Tree) -> Tree:
         advancing.worker = worker
+        trial = self._trial
         with on_behalf_of(locks):
-            return self._function(element)
+            return self._function(element) if trial is None else trial.called(self._function, element)
 
     def _call_next(self) -> None:
         try:
