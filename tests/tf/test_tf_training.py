@@ -127,3 +127,32 @@ def test_a_recomputed_function_reads_and_assigns_variables_as_they_are_at_each_c
     assert [[x.numpy().tolist() for x in pair] for pair in twice(tf.ones([2]))] == [
         [[1.0, 2.0], [1.0, 1.0]], [[5.0, 6.0], [1.0, 1.0]]]
     """)
+
+
+def test_a_layer_of_keras_that_needs_a_value_is_driven_from_the_host_and_says_so_where_there_is_none(run_tf):
+    run_tf(
+        """
+        import warnings
+        keras = tf.keras
+        class Layer(keras.layers.Layer):
+            def call(self, x):
+                return x * 2 if float(tf.reduce_sum(x)) > 0 else x - 1
+        layer = Layer()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            function = tf.function(lambda x: layer(x))
+            assert function(tf.constant([1.0, 2.0])).numpy().tolist() == [2, 4]
+            assert function(tf.constant([-1.0])).numpy().tolist() == [-2]
+            hashed = tf.function(keras.layers.Hashing(7))
+            assert hashed(tf.constant([1, 2])).numpy().tolist() == keras.layers.Hashing(7)(np.array([1, 2])).tolist()
+        raises(TypeError, lambda: Layer()(keras.Input([2])), "Could not automatically infer", "Layer.call()")
+        class Wrong(keras.layers.Layer):
+            def call(self, x, factor=3):
+                raise ValueError("of mine")
+        raises(ValueError, lambda: Wrong()(tf.ones([2])), "of mine", "factor=3")
+
+        filled = tf.constant("a", shape=[2, 2])
+        assert filled.dtype == tf.string and filled.numpy().tolist() == [[b"a"] * 2] * 2
+        assert tf.constant(["a", "b"], shape=[2, 1]).numpy().tolist() == [[b"a"], [b"b"]]
+        """
+    )

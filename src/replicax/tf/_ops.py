@@ -166,6 +166,9 @@ def constant(
     if shape is None:
         return tensor
     shape = as_shape(shape)
+    if tensor.dtype == np.dtype(object):
+        strings = np.asarray(tensor)
+        return string_tensor(np.full(shape, strings.item(), object) if strings.size == 1 else strings.reshape(shape))
     return jnp.broadcast_to(tensor, shape) if tensor.size == 1 else jnp.reshape(tensor, shape)
 
 

@@ -3,10 +3,10 @@
 Keras supports `tf.distribute` on its TensorFlow backend alone. Here its variables hold variables of the strategy in
 whose scope they were made. All else of Keras stays as it is: it reads and assigns, and a `function` finds the variables
 that a step uses. All functions of Keras that are replaced are listed at the top of `variables`, `losses`,
-`initial_values` and `normalization`, and in the function `join` of `loop_data`, `fit` and `files`.
+`initial_values`, `normalization` and `errors`, and in the function `join` of `loop_data`, `fit` and `files`.
 """
 
-from replicax._integrations.keras import files, fit, initial_values, loop_data, losses, normalization, variables
+from replicax._integrations.keras import errors, files, fit, initial_values, loop_data, losses, normalization, variables
 
 
 def join() -> None:
@@ -23,5 +23,5 @@ def join() -> None:
             "replicax.tf) before Keras, or set the environment variable KERAS_BACKEND=jax, or `backend` in "
             "~/.keras/keras.json."
         )
-    for part in (variables, initial_values, losses, normalization, loop_data, fit, files):
+    for part in (variables, initial_values, losses, normalization, errors, loop_data, fit, files):
         part.join()
