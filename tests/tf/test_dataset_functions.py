@@ -231,8 +231,10 @@ def test_specs_of_images_and_bytes_that_were_not_read_yet(run_tf):
         """
         records = {key: tf.io.FixedLenFeature([], tf.string) for key in ("image", "raw")}
         parsed = lambda x: tf.io.parse_single_example(x, records)
+        lookup = tf.keras.layers.StringLookup(vocabulary=["a"], num_oov_indices=0)  # which refuses other strings
         cases = [
             (lambda x: tf.io.decode_jpeg(x, channels=3), [None, None, 3], "uint8"),
+            (lambda x: lookup(parsed(x)["raw"]), [], "int64"),
             (lambda x: tf.io.decode_png(x, channels=1, dtype=tf.uint16), [None, None, 1], "uint16"),
             (lambda x: tf.io.decode_png(x), [None, None, None], "uint8"),
             (lambda x: tf.io.decode_image(x, 3), None, "uint8"),

@@ -16,7 +16,7 @@ import numpy as np
 
 from replicax._base.errors import FailedPreconditionError, InvalidArgumentError
 from replicax._base.specs import as_dtype, dtype_name
-from replicax._data.elements import as_strings
+from replicax._data.elements import Probe, as_strings
 from replicax._data.ragged import RaggedTensor
 from replicax._data.sparse import SparseTensor
 from replicax.tf import _hashes
@@ -96,7 +96,10 @@ class _Table:
             values = [rows.get(key, parts[i]) for i, key in enumerate(array.ravel().tolist())]
         else:
             missing = (self._default if default is None else default)[()]
-            values = [rows.get(key, missing) for key in array.ravel().tolist()]
+            found = array.ravel().tolist()
+            if rows and found and isinstance(found[0], Probe):  # specs are asked for: no string is unknown
+                missing = next(iter(rows.values()))
+            values = [rows.get(key, missing) for key in found]
         return _tensor(values, self._value_dtype, (*array.shape, *shape))
 
     def _searched(self, keys: jax.Array) -> jax.Array:
