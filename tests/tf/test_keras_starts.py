@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+# Counts the programs that are compiled.
+COUNTING = """
+import jax
+compiled = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **_: compiled.append(event) if event.endswith("backend_compile_duration") else None
+)
+keras = tf.keras
+"""
+
 
 def test_keras_comes_without_the_libraries_of_its_wrappers_and_plots(run_tf):
     """They are loaded when something in them is asked for, which nothing but that does."""
@@ -65,13 +75,8 @@ assert callable(keras.visualization.plot_image_gallery)
 def test_variables_of_new_shapes_are_made_without_new_programs(run_tf):
     """The values are those that Keras's own functions give, of which each compiles a program for each shape."""
     run_tf(
-        """
-import jax
-compiled = []
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, seconds, **_: compiled.append(event) if event.endswith("backend_compile_duration") else None
-)
-keras = tf.keras
+        COUNTING
+        + """
 def built(units):
     layers = [keras.layers.Dense(n, kernel_initializer=kind) for n, kind in zip(units, ("he_normal", "glorot_uniform"))]
     model = keras.Sequential([keras.Input([units[-1]]), *layers, keras.layers.BatchNormalization()])
@@ -122,13 +127,8 @@ assert len(drawn) == 1
 
 def test_normalization_and_activations_are_one_program_for_a_shape(run_tf):
     run_tf(
-        """
-import jax
-compiled = []
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, seconds, **_: compiled.append(event) if event.endswith("backend_compile_duration") else None
-)
-keras = tf.keras
+        COUNTING
+        + """
 def normalized(x):
     return keras.ops.batch_normalization(x, mean, variance, -1, offset, scale)
 mean, variance, offset, scale = (tf.constant([i, i + 1.0]) for i in range(4))

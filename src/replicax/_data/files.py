@@ -184,13 +184,15 @@ class FixedLengthRecordDataset(_FileDataset):
                     yield Later(_bytes_at, path, header + total, size)
                     total += size
                 file.seek(header + total)
-            ahead = b""
+            ahead = bytearray()
             while more := file.read1(max(size, _CHUNK)):  # type: ignore[attr-defined]  # what comes before an error
                 ahead += more
                 used = (len(ahead) - footer) // size * size
                 if used > 0:
-                    yield [ahead[i : i + size] for i in range(0, used, size)]
-                    total, ahead = total + used, ahead[used:]
+                    whole = bytes(ahead[:used])
+                    yield [whole[i : i + size] for i in range(0, used, size)]
+                    total += used
+                    del ahead[:used]
             if len(ahead) != footer:
                 raise InvalidArgumentError(
                     f"Excluding the header ({header} bytes) and footer ({footer} bytes), {os.fsdecode(path)!r} has "

@@ -200,7 +200,7 @@ class _Batch:
                 values = np.zeros(own * count, _features.dtype_of(kind))
                 if kind == _wire.BYTES:
                     values[:] = [Probe.of_size(size)] * len(values)
-                self._columns[name] = _Column(values, np.full(count, own), np.full(count, kind))
+                self._columns[name] = _Column(values, np.full(count, own), np.full(count, kind), key in self.plan.dense)
 
     def tensors(self) -> dict[str, Any]:
         """Returns the tensors of all features."""
@@ -225,8 +225,6 @@ class _Batch:
         if column.is_full:
             return self._shaped(column.values, dense.shape)
         missing = column.kinds <= 0
-        if not missing.any() and (column.counts == dense.size).all():
-            return self._shaped(column.values, dense.shape)
         if missing.any() and dense.default is None:
             raise InvalidArgumentError(
                 f"{self._who(missing)}Feature: {key} (data type: {_features.TYPE_NAMES[dense.kind]}) is required but "
