@@ -103,7 +103,7 @@ class _Everywhere:
         yield
         if devices is not None and devices._virtual != virtual:  # a test may give the CPU devices other names
             devices.set_virtual_devices(virtual)
-        left = _threads_left(before, patience=5.0)
+        left = _threads_left(before, patience=20.0)
         if left:
             names = ", ".join(sorted(thread.name for thread in left))
             pytest.fail(f"The test left threads of replicax running: {names}", pytrace=False)

@@ -22,17 +22,6 @@ def listed(dataset):
     return [np.asarray(e).tolist() for e in dataset]
 
 
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    before = set(threading.enumerate())
-    yield
-    gc.collect()
-    for thread in set(threading.enumerate()) - before:
-        if thread.name.startswith("replicax"):
-            thread.join(20)
-            assert not thread.is_alive(), thread
-
-
 def meeting(threads):
     """A function of elements that returns once it is being called in so many threads."""
     barrier = threading.Barrier(threads, timeout=20)

@@ -174,9 +174,10 @@ class Buffer:
         self._items.put(None)
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits for the thread to end."""
+        """Waits for the thread to end. One that is about to start, and was stopped, makes nothing: that is no wait."""
         if self.thread is not threading.current_thread():
-            self.thread.join(timeout)
+            with contextlib.suppress(RuntimeError):  # not started yet
+                self.thread.join(timeout)
 
 
 def is_small(element: Tree) -> bool:
