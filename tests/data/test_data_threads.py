@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from replicax._data import prefetch
+from replicax._data import parallel_map
 from replicax._data.prefetch import Buffer
 from replicax.data import AUTOTUNE, Dataset
 
@@ -222,7 +222,7 @@ def test_autotune_takes_several_threads_where_these_do_not_wait_for_each_other(k
     together, threads, clock = threading.Barrier(2), set(), [0.0]
     # A call that waits takes a second of the clock, and none of the processor.
     clocks = types.SimpleNamespace(perf_counter=lambda: clock[0], thread_time=lambda: 0.0, monotonic=time.monotonic)
-    monkeypatch.setattr(prefetch, "time", clocks)
+    monkeypatch.setattr(parallel_map, "time", clocks)
 
     def function(number):
         number = int(number)

@@ -146,6 +146,11 @@ def kept(array: Leaf) -> Leaf:
     return settle(copy)
 
 
+def lend(buffer: np.ndarray, unused: _Buffers) -> np.ndarray:
+    """Returns an array in a buffer, which is appended to `unused` once nobody holds it or a view of it."""
+    return np.asarray(_Lease(unused, buffer))
+
+
 def settle(array: np.ndarray) -> np.ndarray:
     """Makes an array of a pool read-only, once it has been filled, and returns it."""
     base: object = array

@@ -200,13 +200,19 @@ def _group(elements: Blocks, size: int, pool: Pool) -> Tree | None:
         return None
     if all(count is not None for _, count in parts):
         blocks = [block for block, _ in parts]
-        if all(type(block) is np.ndarray and block.dtype.hasobject and block.ndim == 1 for block in blocks):
-            return joined(blocks)  # strings
-        kinds = {signature(row(block, 0)) for block in blocks}
+        kinds = {_kind(block) for block in blocks}
         if len(kinds) == 1 and None not in kinds:
             return joined(blocks, pool)
     each = ([part] if count is None else rows(part) for part, count in parts)
     return stack(list(itertools.chain.from_iterable(each)), pool)
+
+
+def _kind(block: Tree) -> Signature | None:
+    """Returns what blocks that can be joined have in common: as `signature` of a row, but strings are possible."""
+    leaves, structure = flatten(block)
+    if has_composites(block) or any(isinstance(leaf, Nested) for leaf in leaves):
+        return None
+    return structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
 
 
 def padded(block: Tree, size: int) -> Tree:

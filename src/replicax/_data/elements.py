@@ -100,6 +100,8 @@ def _encoded(value: object) -> np.ndarray:
 class Nested:
     """The base class of what may be a leaf of an element in place of an array: datasets."""
 
+    _stays_in_process = True  # see `by_value.py`
+
     def _leaf_spec(self) -> Tree:
         """Returns the spec of this leaf."""
         raise NotImplementedError

@@ -14,10 +14,11 @@ from replicax._base.types import Tree
 from replicax._data.blocks import Blocks, Chunk, Chunks, Signature, length, padded, row, signature
 from replicax._data.calls import call_on_element, on_host
 from replicax._data.elements import cut, joined
-from replicax._data.prefetch import ParallelMap, Threads
+from replicax._data.parallel_map import ParallelMap, Threads
 from replicax._data.reading import Reading
 from replicax._data.skipping import Later, Skip, made
 from replicax._data.specs import host_spec
+from replicax._data.worker_processes import Processes, default_count, job_of, nothing
 
 _R = TypeVar("_R")
 
@@ -48,10 +49,23 @@ class ElementFunction:
 
     together = 1  # how many single elements a thread takes at a time
     node: Any = None  # the `StatefulNode`, part of the dataset's state that the function needs
+    is_of_tensors = False  # whether it computes with tensors alone, so that other processes may call it unasked
+    processes: Processes | None = None  # those that may call it
 
     def __init__(self, role: str, function: Callable[..., Tree], with_element: bool = False):
         self.role, self.function, self.with_element = role, function, with_element
         self.pool = Pool()  # has memory for elements
+
+    def use_processes(self, count: int | None, at_once: bool) -> None:
+        """Has other processes call the function: so many, or by default one a core; `at_once` as in `Processes`."""
+        count = default_count(unasked=not at_once) if count is None else count
+        own = type(self), self.role, self.function, self.with_element
+        if count:
+            self.processes = Processes(functools.partial(job_of, own, self.preparation()), count, at_once)
+
+    def preparation(self) -> Callable[[], object]:
+        """Returns what a process calls before it gets the function."""
+        return nothing
 
     def called(self, element: Tree) -> Any:
         """Returns what the function returns for an element, such as a dataset."""
@@ -178,7 +192,8 @@ class MappedElements(Blocks):
         if threads is None:
             self._results: Iterator[tuple[Tree, int | None]] = map(computed, chunks)
         else:
-            self._results = in_threads(computed, chunks, threads, in_order, function.together)
+            elsewhere = None if function.processes is None else _Elsewhere(function.processes, draws, computed)
+            self._results = in_threads(computed, chunks, threads, in_order, function.together, elsewhere)
 
     def __next__(self) -> Tree:
         found, count = self.next_block(1)
@@ -195,7 +210,12 @@ class MappedElements(Blocks):
 
 
 def in_threads(
-    function: Callable[[Any], _R], items: Iterator[Any], threads: Threads, in_order: bool, together: int
+    function: Callable[[Any], _R],
+    items: Iterator[Any],
+    threads: Threads,
+    in_order: bool,
+    together: int,
+    elsewhere: _Elsewhere | None,
 ) -> Iterator[_R]:
     """Returns the function of each item, called in threads.
 
@@ -203,17 +223,21 @@ def in_threads(
     at a time; not at the beginning, since the threads are to share few items too. An exception in place of an item, or
     of its result, comes up in that place.
     """
-    return _Each(
-        ParallelMap(functools.partial(_of_group, function), _groups(items, threads.most, together), threads, in_order)
-    )
+
+    def size(taken: int) -> int:
+        most = together if elsewhere is None else max(together, elsewhere.together)
+        return min(most, 1 + taken // (8 * threads.most))
+
+    group_function = functools.partial(_of_group, function)
+    return _Each(ParallelMap(group_function, _groups(items, size), threads, in_order, elsewhere))
 
 
-def _groups(items: Iterator[Any], threads: int, together: int) -> Iterator[list[tuple[Any, Exception | None]]]:
+def _groups(items: Iterator[Any], size: Callable[[int], int]) -> Iterator[list[tuple[Any, Exception | None]]]:
     taken, ended = 0, False
     while not ended:
-        size = min(together, 1 + taken // (8 * threads))
+        most = size(taken)
         group: list[tuple[Any, Exception | None]] = []
-        while len(group) < size:
+        while len(group) < most:
             try:
                 group.append((next(items), None))
             except StopIteration:
@@ -239,6 +263,45 @@ def _of_group(
         except Exception as failure:
             found.append((None, failure))
     return found
+
+
+class _Elsewhere:
+    """A function of groups that other processes call: see `parallel_map.Elsewhere`."""
+
+    def __init__(self, processes: Processes, draws: Any, here: Callable[[Any], Any]):
+        self._processes, self._draws, self._here = processes, draws, here
+        self.count = processes.count
+
+    def are_ready(self) -> bool:
+        """Returns whether the processes take calls."""
+        return self._processes.are_ready()
+
+    def note(self, seconds: float) -> None:
+        """Notes how long calls in this process took the processor."""
+        self._processes.note(seconds)
+
+    @property
+    def together(self) -> int:
+        """How many elements a process takes at a time."""
+        return self._processes.together
+
+    def __call__(self, group: list[tuple[Any, Exception | None]]) -> list[tuple[Any, Exception | None]]:
+        elements = [item for item, error in group if error is None and not isinstance(item, Chunk)]
+        answers = iter(self._processes.call(self._draws, elements) if elements else ())
+        found: list[tuple[Any, Exception | None]] = []
+        rows = 0  # of a block, whose elements follow
+        for item, error in group:
+            if rows:
+                rows -= 1
+                continue
+            if error is None and not isinstance(item, Chunk) and (answer := next(answers)) is not None:
+                found.append((answer, None))
+                rows = (answer[1] or 1) - 1
+                continue
+            found += _of_group(self._here, [(item, error)])
+            if error is None and found[-1][1] is None and not isinstance(item, Chunk):
+                self._processes.give_up()  # they cannot do what can be done here
+        return found
 
 
 class _Each(Iterator[Any]):

@@ -20,7 +20,7 @@ from replicax._data.calls import as_bool, as_tensors, call_user, fold
 from replicax._data.composite_rows import RaggedRow, RaggedRowSpec, filled
 from replicax._data.elements import Probe, host_structure, positive, tensors_of
 from replicax._data.functions import ElementFunction, mapped
-from replicax._data.prefetch import Threads
+from replicax._data.parallel_map import Threads
 from replicax._data.ragged import RaggedTensor
 from replicax._data.reading import Maker, Reading, hands_on, replayed, skipped
 from replicax._data.skipping import made
@@ -51,6 +51,8 @@ class Functions(Base):
         synchronous: bool | None = None,
         use_unbounded_threadpool: bool | None = False,
         name: str | None = None,
+        *,
+        use_processes: bool | None = None,
     ) -> Self:
         """Returns `map_func` of each element. After `batch` it is called once a batch, which is much faster.
 
@@ -62,9 +64,15 @@ class Functions(Base):
             deterministic: False where results of several threads may come in any order.
             synchronous: True for no threads, which is the default here.
             use_unbounded_threadpool: accepted for compatibility.
+            use_processes: True where other processes are to call `map_func`, as many as `num_parallel_calls` says: for
+                functions that hold Python's lock, such as those of NumPy on small arrays. They get it by value, and
+                need cloudpickle; what it changes in them does not come back. The first element waits about two seconds
+                for them. By default functions of `tf.data` alone get processes, under AUTOTUNE, where that pays and
+                nothing in them changes (docs/tf-data.md); False is for none.
 
         Raises:
-            ValueError: `synchronous` together with `num_parallel_calls`.
+            ValueError: `synchronous` or `use_processes` does not go with `num_parallel_calls`.
+            TypeError: at iteration, if `map_func` cannot be sent to another process.
             InvalidArgumentError: `num_parallel_calls` is not positive.
 
         >>> from replicax.data import Dataset
@@ -75,12 +83,18 @@ class Functions(Base):
             raise ValueError(
                 f"`synchronous` is not supported with `num_parallel_calls`, which is {num_parallel_calls}: drop one."
             )
+        if use_processes and num_parallel_calls is None:
+            raise ValueError("`use_processes` needs `num_parallel_calls`: how many processes, or AUTOTUNE.")
         function = self._functions("`map_func` of `Dataset.map`", map_func)
         threads = None
         if num_parallel_calls == AUTOTUNE:
             threads = Threads(os.cpu_count() or 1, tries=True)
         elif num_parallel_calls is not None:
             threads = Threads(positive("num_parallel_calls", num_parallel_calls))
+        if use_processes:
+            function.use_processes(None if threads is None or threads.tries else threads.most, at_once=True)
+        elif use_processes is None and threads is not None and threads.tries and function.is_of_tensors:
+            function.use_processes(None, at_once=False)
         in_order = deterministic is None or bool(deterministic)
         # A generator may wait for what happens in the program: it is asked for no more than one element ahead.
         ahead = threads is not None or not self._unsure

@@ -1,4 +1,4 @@
-"""Elements made in threads: ahead of their use, as many as a bounded buffer holds, or several at a time for `map`.
+"""Elements made in a thread ahead of their use, as many as a bounded buffer holds.
 
 Waking a thread takes longer than making a small element. So where elements are at hand, and nobody sees when they are
 made, a buffer holds some more than asked for, and its thread makes several of them each time it is woken.
@@ -10,8 +10,6 @@ which stops the thread.
 from __future__ import annotations
 
 import atexit
-import collections
-import concurrent.futures
 import contextlib
 import math
 import queue
@@ -19,27 +17,28 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import jax
 
-from replicax._base.host_memory import LARGE, SMALL
+from replicax._base.host_memory import SMALL
 from replicax._base.types import Tree
 
 Lock: TypeAlias = contextlib.AbstractContextManager[bool]  # an `RLock`, whose class has no public name
-_Future: TypeAlias = concurrent.futures.Future[Tree]
 _Item: TypeAlias = tuple[Tree, BaseException | None]  # an element, or the exception in its place
 
 
 class _Advancing(threading.local):
     """The iterators, by their locks, for which this thread makes an element, and the worker whose iterators they are.
 
-    Workers are those of a cluster with parameter servers, which may all be in this process; None elsewhere.
+    Workers are those of a cluster with parameter servers, which may all be in this process; None elsewhere. A thread
+    reads ahead if it does nothing else.
     """
 
     def __init__(self) -> None:
         self.locks: tuple[Lock, ...] = ()
         self.worker: int | None = None
+        self.reads_ahead = False
 
 
 advancing = _Advancing()
@@ -96,7 +95,7 @@ class Buffer:
             raise
 
     def _fill(self) -> None:
-        advancing.locks, advancing.worker = self._locks, self._worker
+        advancing.locks, advancing.worker, advancing.reads_ahead = self._locks, self._worker, True
         elements = None
         try:
             elements = self._make(lambda: self._stopped)
@@ -211,109 +210,3 @@ class Prefetched(Iterator[Tree]):
         if self._buffer.thread.ident is None:
             self._buffer.start()
         return self._buffer.take()
-
-
-class Threads(NamedTuple):
-    """In how many threads a function is called; with `tries`, in one where more are not worth it."""
-
-    most: int
-    tries: bool = False
-
-
-class _Trial:
-    """The first calls of a function in one thread: whether calls in several threads are worth it.
-
-    They are where the function waits, for a file or a network, and where it makes large arrays: Python's lock is free
-    meanwhile. Calls that do neither would wait for each other, and each waiting costs.
-    """
-
-    CALLS = 4
-
-    def __init__(self) -> None:
-        self._calls = 0
-        self._clock = self._cpu = 0.0
-        self._is_large = False
-
-    def called(self, function: Callable[[Tree], Tree], element: Tree) -> Tree:
-        """Calls the function."""
-        clock, cpu = time.perf_counter(), time.thread_time()
-        try:
-            result = function(element)
-            self._is_large |= sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(result)) >= LARGE
-            return result
-        finally:
-            self._clock += time.perf_counter() - clock
-            self._cpu += time.thread_time() - cpu
-            self._calls += 1
-
-    @property
-    def is_over(self) -> bool:
-        """Whether there were as many calls as it takes."""
-        return self._calls >= self.CALLS
-
-    @property
-    def favors_threads(self) -> bool:
-        """Whether several threads are worth it."""
-        return self._is_large or self._cpu < 0.5 * self._clock
-
-
-class ParallelMap(Iterator[Tree]):
-    """`function` of each element, called in threads, which end with the iterator.
-
-    Results come in the order of the elements or, where `in_order` is False, as they are computed. An error is raised in
-    place of its result, and the iterator goes on after it. How many threads there are changes no result.
-    """
-
-    def __init__(self, function: Callable[[Tree], Tree], elements: Iterator[Tree], threads: Threads, in_order: bool):
-        self._function, self._elements, self._in_order = function, elements, in_order
-        self._most = threads.most
-        self._trial = _Trial() if threads.tries and threads.most > 1 else None
-        self._calls: collections.deque[_Future] = collections.deque()
-        self._ended = False
-        self._start(1 if self._trial else threads.most)
-
-    def _start(self, threads: int) -> None:
-        self._threads = threads
-        self._executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="replicax-map")
-        # Without waiting: the garbage collector may run in one of these threads.
-        self._close = weakref.finalize(self, self._executor.shutdown, wait=False, cancel_futures=True)
-        self._close.atexit = False
-
-    def _end_trial(self, trial: _Trial) -> None:
-        self._trial = None
-        if trial.favors_threads:
-            self._close.detach()
-            self._executor.shutdown(wait=False)  # calls that wait are still made
-            self._start(self._most)
-
-    def __next__(self) -> Tree:
-        if self._trial is not None and self._trial.is_over:
-            self._end_trial(self._trial)
-        while not self._ended and len(self._calls) < 2 * self._threads:
-            self._call_next()
-        if not self._calls:
-            self._close()
-            raise StopIteration
-        if not self._in_order:
-            done = concurrent.futures.wait(self._calls, return_when=concurrent.futures.FIRST_COMPLETED).done
-            first = next(call for call in self._calls if call in done)
-            self._calls.remove(first)
-            self._calls.appendleft(first)
-        return self._calls.popleft().result()
-
-    def _called(self, locks: tuple[Lock, ...], worker: int | None, element: Tree) -> Tree:
-        advancing.worker = worker
-        trial = self._trial
-        with on_behalf_of(locks):
-            return self._function(element) if trial is None else trial.called(self._function, element)
-
-    def _call_next(self) -> None:
-        try:
-            element = next(self._elements)
-            self._calls.append(self._executor.submit(self._called, advancing.locks, advancing.worker, element))
-        except StopIteration:
-            self._ended = True
-        except Exception as e:  # raised in its place in the order
-            failed: _Future = concurrent.futures.Future()
-            failed.set_exception(e)
-            self._calls.append(failed)

@@ -50,8 +50,23 @@ class CreatesVariables(Abort):
     """Ends the tracing of a function that makes a variable: its first call runs eagerly."""
 
 
+_variables_refused: list[str] = []  # why there are none here
+
+
+def refuse_variables(why: str) -> None:
+    """Makes each new variable of this process an error, for good."""
+    _variables_refused.append(why)
+
+
+def check_variables() -> None:
+    """Raises RuntimeError where variables are refused."""
+    if _variables_refused:
+        raise RuntimeError(_variables_refused[0])
+
+
 def note_creation() -> None:
     """Refuses or postpones tracing where a variable is about to be made."""
+    check_variables()
     if frames.is_tracing():
         if of_thread.no_creation:
             raise ValueError(

@@ -120,6 +120,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
     """
 
     _replicax_variable = True
+    _stays_in_process = True  # see `_data/by_value.py`
     _mesh: ReplicaMesh | None = None
     _strategy: context.StrategyLike | None = None
     _equal_by_contract = False  # whether it is an error that replicas assign different values

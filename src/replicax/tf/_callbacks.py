@@ -23,10 +23,20 @@ _Kinds: TypeAlias = "_Kind | list[_Kind] | tuple[_Kind, ...]"
 _INSTEAD = "Pass `Tout` as tf.TensorSpec with known shapes, or call it outside of compiled code."
 
 
+_refused: list[str] = []  # why no Python function may be called
+
+
+def refuse() -> None:
+    """Has Python functions refused from now on: in a process whose changes the program would not see."""
+    _refused.append("A Python function is called in the program's own process alone.")
+
+
 def _called(
     func: Callable[..., Tree], inp: Iterable[TensorLike], tout: _Kinds, given: Callable[[TensorLike], object]
 ) -> Tree:
     """Calls `func` with the inputs, converted by `given`, and converts its results (one, a list or none) to `tout`."""
+    if _refused:
+        raise RuntimeError(_refused[0])
     several = isinstance(tout, (list, tuple))
     kinds: list[_Kind] = list(tout) if isinstance(tout, (list, tuple)) else [tout]
 

@@ -34,7 +34,7 @@ from replicax._data.functions import ElementFunction
 from replicax._data.reading import FunctionSeeds, Reading
 from replicax._engine import modes
 from replicax._tracing import frames
-from replicax.tf import _host, _random_keys
+from replicax.tf import _callbacks, _host, _imports, _random_keys
 from replicax.tf._ops import convert_to_tensor
 
 # A function is compiled for so many signatures of elements, such as those of full and of last batches. Elements of
@@ -86,6 +86,7 @@ class TracedFunction(ElementFunction):
     """A user's function of elements, compiled where it can be."""
 
     together = 8
+    is_of_tensors = True
     node: FunctionSeeds
 
     def __init__(self, role: str, function: Callable[..., Tree], with_element: bool = False):
@@ -96,6 +97,9 @@ class TracedFunction(ElementFunction):
         self._code.random_numbers = self._numbers
         self._programs: dict[Signature, _Program | None] = {}
         self._lock = threading.Lock()
+
+    def preparation(self) -> Callable[[], object]:
+        return functools.partial(_prepare_process, _imports.is_installed())
 
     def draws(self, reading: Reading) -> Draws:
         return Draws(reading, self.node)
@@ -129,6 +133,14 @@ class TracedFunction(ElementFunction):
         except (Exception, modes.CreatesVariables) as error:
             _log.debug("%s runs in Python: %s", self.role, error)
             return None
+
+
+def _prepare_process(installed: bool) -> None:
+    """Prepares this process for functions of another one: here no variable and no Python function is that one's."""
+    if installed:
+        _imports.install()
+    modes.refuse_variables("Variables are the program's own: another process would not see their changes.")
+    _callbacks.refuse()
 
 
 class _Traced:

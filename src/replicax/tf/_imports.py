@@ -253,6 +253,11 @@ def install() -> None:
         _ONCE_LOADED[name](sys.modules[name])
 
 
+def is_installed() -> bool:
+    """Returns whether TensorFlow's modules are served."""
+    return bool(_installed)
+
+
 def uninstall() -> None:
     """Serves TensorFlow's modules no more; what has imported them keeps them."""
     variable_classes.clear()

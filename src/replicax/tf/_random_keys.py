@@ -165,6 +165,8 @@ class _OfFunction:
             return self._served_state(tag, number)
         with _lock:
             if (tag, number) not in self._states:
+                if not isinstance(self, OfElements):
+                    modes.check_variables()
                 with jax_internals.untraced():  # the function may be traced
                     first = self._restored.pop((tag, number), None)
                     state = ResourceVariable(self._first(tag) if first is None else first, trainable=False, name="seed")

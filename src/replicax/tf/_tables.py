@@ -234,6 +234,7 @@ class MutableHashTable(_Table):
     """
 
     _frozen = False
+    _stays_in_process = True  # see `_data/by_value.py`
 
     def __init__(
         self, key_dtype: DTypeLike, value_dtype: DTypeLike, default_value: TensorLike,

@@ -1,0 +1,136 @@
+"""Functions of `tf.data` that get processes by themselves: the elements are the same, and nothing else changes."""
+
+from __future__ import annotations
+
+START = """
+import os, random, time, types
+from replicax._data import parallel_map, worker_processes
+
+# No call waits for anything, however busy the machine is.
+parallel_map.time = types.SimpleNamespace(perf_counter=time.thread_time, thread_time=time.thread_time)
+worker_processes.WORTHWHILE = 0.0  # processes start after the first calls
+os.environ["REPLICAX_INPUT_PROCESSES"] = "2"  # on any machine
+HERE = os.getpid()
+WORDS = [b"%d" % i * (i % 3 + 1) for i in range(60)]
+
+def mapped(function, calls=tf.data.AUTOTUNE):
+    return tf.data.Dataset.from_tensor_slices(WORDS).map(function, num_parallel_calls=calls)
+
+def process(word):
+    return tf.strings.length(word) * 0 + os.getpid()
+"""
+
+
+def test_a_function_of_tensors_gets_processes_and_gives_the_same(run_tf):
+    run_tf(
+        START
+        + """
+def drawn(word):
+    noise = tf.random.uniform([3]) + tf.random.normal([3], seed=5)
+    if tf.strings.length(word) > 2:
+        noise = tf.sort(noise)
+    return tf.strings.length(word), noise, tf.strings.join([word, b"!"]), tf.random.uniform([], 0, 1000, tf.int32)
+
+def passes(function, calls=tf.data.AUTOTUNE):
+    tf.random.set_seed(7)
+    dataset = mapped(function, calls).batch(8)
+    while True:
+        yield list(dataset.as_numpy_iterator())
+
+def told(batches):
+    return [[np.asarray(part).tolist() for part in batch[:4]] for batch in batches]
+
+alone, parallel = passes(drawn, None), passes(lambda word: (*drawn(word), process(word)))
+deadline, elsewhere = time.monotonic() + 120, set()
+while not elsewhere and time.monotonic() < deadline:
+    found = next(parallel)
+    elsewhere |= {int(p) for batch in found for p in batch[4]} - {HERE}
+    assert told(found) == told(next(alone))
+assert 1 <= len(elsewhere) <= 2, elsewhere
+found = next(parallel)  # all of a later pass is computed there
+assert HERE not in {int(p) for batch in found for p in batch[4]} and told(found) == told(next(alone))
+"""
+    )
+
+
+WATCHED = (
+    START
+    + """
+started, given_up = [], []
+
+class Workers(worker_processes._Workers):
+    def __init__(self, *arguments):
+        started.append(self)
+        super().__init__(*arguments)
+
+worker_processes._Workers = Workers
+give_up = worker_processes.Processes.give_up
+worker_processes.Processes.give_up = lambda self: (given_up.append(self), give_up(self))[1]
+
+def until_given_up(function):
+    "Returns a pass over the elements, one in which it turned out that processes cannot have the function."
+    given_up.clear()
+    dataset, deadline = mapped(function), time.monotonic() + 120
+    while time.monotonic() < deadline:
+        found = [int(p) for p in dataset.as_numpy_iterator()]
+        if given_up:
+            return found
+    raise AssertionError("nothing has given up")
+
+def in_python(word):
+    return tf.py_function(lambda w: os.getpid() + 0 * len(w.numpy()), [word], tf.int32)
+
+def integer(value):
+    return tf.cast(value, tf.int32)
+"""
+)
+
+
+def test_a_function_with_state_is_called_here(run_tf):
+    """A function that keeps something from call to call sees each element once, in this process."""
+    run_tf(
+        WATCHED
+        + """
+calls = []
+def counted(word):
+    calls.append(word)
+    return process(word)
+
+variable = tf.Variable(1)
+table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int32, 1)
+generator = tf.random.Generator.from_seed(1)
+for function in [
+    counted,
+    lambda word: process(word) * variable,
+    lambda word: process(word) * table.lookup(word),
+    lambda word: process(word) + integer(generator.uniform([])),
+    lambda word: process(word) + 0 * np.random.randint(9),
+    lambda word: process(word) + int(random.random()),
+]:
+    assert set(until_given_up(function)) == {HERE}
+assert not started
+assert len(calls) % len(WORDS) == 0 and calls == WORDS * (len(calls) // len(WORDS))
+"""
+    )
+
+
+def test_what_a_process_refuses_is_done_here(run_tf):
+    """Some of what a function does shows only when a process calls it: the elements are the same all the same."""
+    run_tf(
+        WATCHED
+        + """
+@tf.function
+def noisy():
+    return tf.random.uniform([])
+
+def sometimes(word):
+    return in_python(word) if tf.strings.length(word) > 2 else process(word)
+
+found = until_given_up(sometimes)
+assert len(found) == 60 and all(p == HERE for p, word in zip(found, WORDS) if len(word) > 2)
+assert set(until_given_up(in_python)) == {HERE} and len(started) == 2
+drawn = lambda word: process(word) + integer(tf.random.get_global_generator().uniform([]))
+assert set(until_given_up(drawn)) == {HERE} and len(started) == 3
+assert set(until_given_up(lambda word: process(word) + integer(noisy()))) == {HERE}
+"""
+    )
