@@ -108,10 +108,22 @@ def _kept_if_strings(convert: Original, outputs: Any, dtype: Any = None) -> Any:
     )
 
 
-def _of_arrays(call: Original, self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls a layer of several inputs, of which some are strings: Keras takes no tensors beside what is none to it."""
+# Layers of integers and strings, of which `Layer.__call__` converts nothing.
+_LOOKUPS = {"StringLookup", "IntegerLookup", "TextVectorization", "Hashing", "HashedCrossing"}
+
+
+def _called(call: Original, self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a layer.
+
+    Of several inputs, some may be strings: Keras takes no tensors beside what is none to it. In a function of a dataset
+    what Keras does around `call` takes as long again as `call` of these layers.
+    """
     if isinstance(inputs, (list, tuple)) and any(isinstance(x, Strings) for x in inputs):
         inputs = type(inputs)(np.asarray(x) for x in inputs)
+    kind = type(self)
+    is_lookup = kind.__name__ in _LOOKUPS and kind.__module__.startswith("keras.")
+    if is_lookup and _host.is_on() and self.built and not args and not kwargs:
+        return self.call(inputs)
     return call(self, inputs, *args, **kwargs)
 
 
@@ -122,7 +134,7 @@ def serve() -> None:
         importlib.import_module(f"keras.src.layers.preprocessing.{name}").tf = libraries  # type: ignore[attr-defined]
     importlib.import_module("keras.src.utils.tf_utils").tf = libraries  # type: ignore[attr-defined]
     wrap(importlib.import_module("keras.src.utils.backend_utils"), "convert_tf_tensor", _kept_if_strings)
-    wrap(importlib.import_module("keras").layers.HashedCrossing, "__call__", _of_arrays)
+    wrap(importlib.import_module("keras").layers.Layer, "__call__", _called)
     backend: Any = importlib.import_module("keras.src.backend.jax")
     stand_in: Any = types.ModuleType(_STAND_IN)
     stand_in.__getattr__ = functools.partial(getattr, backend)

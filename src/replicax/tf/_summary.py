@@ -15,7 +15,8 @@ import jax
 import numpy as np
 
 from replicax._base import doc_pages, jax_internals
-from replicax._tracing import context, step_failures
+from replicax._base.types import Leaf
+from replicax._tracing import context, frames, step_failures
 from replicax._variables import creators
 from replicax._variables.variable import Variable
 from replicax.tf._host import jnp
@@ -223,28 +224,33 @@ def _record(name: str, data: TensorLike, step: TensorLike, write: _Write) -> jax
         condition = condition & (jnp.asarray(replica.replica_id_in_sync_group) == 0)
     if condition is False:
         return False
-    data = convert_to_tensor(data)
-    operands = [convert_to_tensor(condition), data, convert_to_tensor(step)]
+    operands = [_operand(value) for value in (condition, data, step)]
 
-    def record(condition: jax.Array, data: jax.Array, step: jax.Array) -> None:
+    def record(condition: Leaf, data: Leaf, step: Leaf) -> None:
         if bool(condition):
             writer._write(lambda events: write(events, tag, np.asarray(data), int(step)))
 
     if any(isinstance(x, jax.core.Tracer) for x in operands):
         writer.init()  # errors of the writer are raised here, not when the program runs
         jax.debug.callback(step_failures.only_shows(record), *operands)
-        return operands[0]
+        return convert_to_tensor(operands[0])
     record(*operands)
     return bool(operands[0])
 
 
+def _operand(value: TensorLike) -> np.ndarray | jax.Array:
+    """Returns a value as a tensor; eagerly a number as it is, which needs no device to be written to a file."""
+    if isinstance(value, (bool, int, float, np.number, np.bool_)) and not frames.is_tracing():
+        return np.asarray(value)
+    return convert_to_tensor(value)
+
+
 def scalar(name: str, data: TensorLike, step: TensorLike = None, description: str | None = None) -> jax.Array | bool:
     """Writes a number; returns whether it was written. Raises `ValueError` without a step, or for a non-scalar."""
-    if convert_to_tensor(data).ndim:
-        raise ValueError(
-            f"tf.summary.scalar takes a scalar, got shape {tuple(convert_to_tensor(data).shape)} for {name!r}."
-        )
-    return _record(name, data, step, lambda events, tag, x, at: events.add_scalar(tag, float(x), at))
+    number = _operand(data)
+    if np.ndim(number):
+        raise ValueError(f"tf.summary.scalar takes a scalar, got shape {np.shape(number)} for {name!r}.")
+    return _record(name, number, step, lambda events, tag, x, at: events.add_scalar(tag, float(x), at))
 
 
 def histogram(
