@@ -83,11 +83,11 @@ def _for_element(
 ) -> jax.Array | np.ndarray:
     """Returns numbers for an element in a function of a dataset that runs in Python, as its program would draw them."""
     count = math.prod(shape or ())
-    constant = all(isinstance(p, np.ndarray) and p.ndim == 0 for p in parameters)
-    if shape is None or sample not in _LEADING or count > _MOST_NUMBERS or not constant:
+    varying = [p for p in parameters if not isinstance(p, np.ndarray) or p.ndim]
+    if shape is None or sample not in _LEADING or count > _MOST_NUMBERS or varying:
         return now(sample, np.asarray(words, np.uint32), shape, dtype, *parameters)
     first, second = words[0] & -_ELEMENTS, words[1]
-    kind = (sample, dtype, first, second, *(p.tobytes() for p in parameters))
+    kind = (sample, dtype, first, second, *[p.tobytes() for p in parameters])
     block = _blocks.get(kind)
     if block is None:
         of_each = np.asarray([[first + i, second] for i in range(_ELEMENTS)], np.uint32)
@@ -286,10 +286,17 @@ def _like(value: TensorLike, dtype: np.dtype | type) -> jax.Array | np.ndarray:
     """Converts a parameter to the dtype of the drawn numbers. Values on the host stay there, as inputs of the
     program.
     """
+    if type(value) in (int, float) and np.dtype(dtype).itemsize < 8:
+        return _number(value, np.dtype(dtype))
     value = convert_to_tensor(value) if isinstance(value, Variable) else value
     if isinstance(value, jax.Array):
         return value if value.dtype == dtype else value.astype(dtype)
     return np.asarray(value).astype(dtype) if np.dtype(dtype).itemsize < 8 else of_dtype(value, dtype)
+
+
+@functools.lru_cache(256)  # functions of elements pass the same numbers for each element
+def _number(value: float, dtype: np.dtype) -> np.ndarray:
+    return np.asarray(value).astype(dtype)
 
 
 def words(seed: TensorLike) -> jax.Array | np.ndarray:

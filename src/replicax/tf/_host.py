@@ -39,15 +39,20 @@ def is_on() -> bool:
     return _mode.on
 
 
-@contextlib.contextmanager
-def computing(on: bool = True) -> Iterator[None]:
-    """Returns a context in which new tensors are made on the host."""
-    before, _mode.on = _mode.on, on
-    try:
-        with np.errstate(all="ignore"):  # as in XLA, 1 / 0 is infinity without a word
-            yield
-    finally:
-        _mode.on = before
+class computing:
+    """A context in which new tensors are made on the host."""
+
+    def __init__(self, on: bool = True):
+        self._on, self._before = on, False
+        self._quiet = np.errstate(all="ignore")  # as in XLA, 1 / 0 is infinity without a word
+
+    def __enter__(self) -> None:
+        self._before, _mode.on = _mode.on, self._on
+        self._quiet.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._quiet.__exit__(None, None, None)
+        _mode.on = self._before
 
 
 class HostTensor(np.ndarray):

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import as_dtype
 from replicax.tf._dressing import magnitude
-from replicax.tf._host import jnp, lax
+from replicax.tf._host import HostTensor, jnp, lax
 from replicax.tf._operations import fitting, of_broadcast, operations
 from replicax.tf._ops import (
     as_axis,
@@ -67,8 +67,9 @@ def _of_both(
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Returns `compute(x, y)`, with its gradient given to x where `first(x, y)`, and else to y."""
 
-    def one(x: jax.Array, y: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(jnp.result_type(x, y), jnp.floating):
+    def one(x: Any, y: Any) -> jax.Array:
+        on_host = type(x) is HostTensor and type(y) is HostTensor  # where there are no gradients
+        if on_host or not jnp.issubdtype(jnp.result_type(x, y), jnp.floating):
             return compute(x, y)
         return jnp.where(first(x, y) | jnp.isnan(x), x, y)
 

@@ -51,7 +51,7 @@ def operation(op: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(op)
     def call(*args: Any, **kwargs: Any) -> Any:
         for x in (*args, *kwargs.values()) if kwargs else args:
-            if _kinds.get(kind := type(x)) or kind not in _kinds and _may_hold_variables(kind):
+            if _kinds.get(type(x)) is not False and _may_hold(x):
                 if name in of_strings and _holds_strings(args, kwargs):
                     return of_strings[name](*args, **kwargs)
                 if not any(
@@ -92,6 +92,18 @@ _SYMBOLIC_SIZE = type(export.symbolic_shape("n")[0])
 
 # Whether arguments of a type may be or contain variables: calls without any stay fast.
 _kinds: dict[type, bool] = {list: True, tuple: True}
+
+
+def _may_hold(x: Any) -> bool:
+    """Returns whether an argument may be or contain a variable, or a tensor of strings."""
+    if (kind := type(x)) is not list and kind is not tuple:
+        return _may_be(kind)
+    kinds = {*map(type, x)}  # few, however long the list is
+    return any(map(_may_hold, x)) if list in kinds or tuple in kinds else any(map(_may_be, kinds))
+
+
+def _may_be(kind: type) -> bool:
+    return _may_hold_variables(kind) if (may := _kinds.get(kind)) is None else may
 
 
 def _may_hold_variables(kind: type) -> bool:

@@ -43,6 +43,8 @@ def convert_to_tensor(
     name: str | None = None,
 ) -> jax.Array:
     """Converts a number, a nested list of numbers, an array or a variable to a tensor."""
+    if type(value) is HostTensor and dtype is None and not _conversions.registered:
+        return value  # type: ignore[return-value]
     if _conversions.registered:
         value = _conversions.converted(value, dtype, name)
     if isinstance(value, Variable):
@@ -249,7 +251,7 @@ def as_shape(shape: ShapeLike) -> tuple[int, ...]:
     except (TypeError, ValueError) as error:
         said = f"Expected a shape of known integers, got {received(shape)}."
         raise errors.InvalidOperandError(said) from error
-    if abs(math.prod(n for n in dims if isinstance(n, int))) > _MOST:
+    if abs(math.prod([n for n in dims if isinstance(n, int)])) > _MOST:
         raise errors.InvalidArgumentError(f"The shape {list(dims)} has too many elements: {abs(math.prod(dims))}.")
     return dims
 
@@ -273,13 +275,15 @@ def as_new_shape(shape: ShapeLike) -> tuple[int, ...]:
         InvalidArgumentError: a dimension is negative, or `as_shape` raises it.
     """
     dims = as_shape(shape)
-    if (least := min((n for n in dims if isinstance(n, int)), default=0)) < 0:
+    if (least := min([n for n in dims if isinstance(n, int)], default=0)) < 0:
         raise errors.InvalidArgumentError(f"Dimension {least} must be >= 0, in the shape {list(dims)}.")
     return dims
 
 
 def as_int(value: TensorLike, what: str) -> int:
     """Converts an integer that determines a shape, given as a Python number or as a tensor with a known value."""
+    if type(value) is int:
+        return value
     found = known(value, what, _STATIC)
     return _index(found) if found.dtype == np.dtype(object) else int(found)
 

@@ -8,13 +8,12 @@ of the same code therefore draw the same numbers. `tf.random.set_seed` resets al
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, SupportsInt, TypeAlias
 
 import jax
@@ -235,23 +234,32 @@ class OfElements(_OfFunction):
         super().__init__()
         self._element = threading.local()
 
-    @contextlib.contextmanager
-    def drawn_for(self, number: int, words: Callable[[_Tag], np.ndarray]) -> Iterator[None]:
+    def drawn_for(self, number: int, words: Callable[[_Tag], np.ndarray]) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which the function runs in Python for element `number`."""
-        self._element.number, self._element.words, self._element.counts = number, words, collections.Counter()
-        try:
-            yield
-        finally:
-            del self._element.words
+        return _DrawnFor(self._element, number, words)
 
     def take(self, tag: _Tag, replica: int) -> tuple[list[int], int]:
         words, counts = self._element.words(tag), self._element.counts
-        counts[tag] += 1
-        return [int(words[0]) + self._element.number, int(words[1])], counts[tag] - 1
+        counts[tag] = (count := counts.get(tag, 0)) + 1
+        return [int(words[0]) + self._element.number, int(words[1])], count
 
     def tag_of(self, variable: object) -> tuple[_Tag, int] | None:
         """Returns the calls whose counter a variable is: their tag, and which call of that tag; None for others."""
         return next((key for key, state in self._states.items() if state is variable), None)
+
+
+class _DrawnFor:
+    """The context of `OfElements.drawn_for`; with a class it takes less than with a generator."""
+
+    def __init__(self, of_thread: threading.local, number: int, words: Callable[[_Tag], np.ndarray]):
+        self._element, self._number, self._words = of_thread, number, words
+
+    def __enter__(self) -> None:
+        element = self._element
+        element.number, element.words, element.counts = self._number, self._words, {}
+
+    def __exit__(self, *_: object) -> None:
+        del self._element.words
 
 
 def start_of(tag: _Tag) -> list[int]:
@@ -269,6 +277,8 @@ _outside = _OfFunction()  # for code that is traced outside of functions, where 
 def _of_function(running: modes.Running | None) -> _OfFunction:
     if running is None:
         return _outside
+    if running.code.random_numbers is not None:
+        return running.code.random_numbers
     with _lock:
         if running.code.random_numbers is None:
             numbers = running.code.random_numbers = _OfFunction(running.code.name)

@@ -47,7 +47,7 @@ def rot90(image: TensorLike, k: TensorLike = 1, name: str | None = None) -> jax.
 
 def _offset(value: TensorLike, name: str) -> Any:
     """Returns an offset as an int, or as a tensor where compiled code does not know it."""
-    if not is_known(value):
+    if type(value) is not int and not is_known(value):
         return convert_to_tensor(value)
     offset = as_int(value, name)
     check(offset >= 0, f"{name} must be >= 0, got {offset}.")
@@ -98,6 +98,8 @@ def pad_to_bounding_box(
     for name, have, start, size in zip(("height", "width"), tensor.shape[-3:-1], starts, sizes):
         most = size - (start if isinstance(start, int) else 0)
         check(have <= most, f"{name} must be <= target - offset. Received: {have} and {most}.")
+    if all(isinstance(start, int) for start in starts) and host.has(tensor):
+        return host.padded(tensor, *starts, *sizes)
     if all(isinstance(start, int) for start in starts):
         rows, columns = ((a, b - n - a) for a, b, n in zip(starts, sizes, tensor.shape[-3:-1]))
         return jnp.pad(tensor, [*[(0, 0)] * (tensor.ndim - 3), rows, columns, (0, 0)])
@@ -141,9 +143,9 @@ def window_at(value: TensorLike, size: ShapeLike, chance: Any) -> jax.Array:
     limits = [most - size + 1 for most, size in zip(have, sizes)]
     require(min(limits, default=1) > 0, f"Need value.shape >= size, got {have} and {sizes}.")
     drawn = chance(tensor.ndim)
-    if not isinstance(drawn, jax.core.Tracer):
+    if host.has(drawn) or not isinstance(drawn, jax.core.Tracer):
         starts = [n % limit for n, limit in zip(np.asarray(drawn).tolist(), limits)]
-        return _window(tensor, starts, sizes)
+        return tensor[tuple([slice(start, start + size) for start, size in zip(starts, sizes)])]
     offsets = drawn % np.asarray(limits, np.int32)
     return _window(tensor, [0 if limit == 1 else offset for limit, offset in zip(limits, offsets)], sizes)
 

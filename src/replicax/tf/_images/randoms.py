@@ -10,7 +10,7 @@ import numpy as np
 
 from replicax.tf import _draws
 from replicax.tf._host import jnp
-from replicax.tf._images import colors, geometry
+from replicax.tf._images import colors, geometry, host
 from replicax.tf._images.checks import check, image_of
 from replicax.tf._operations import operations
 from replicax.tf._ops import convert_to_tensor, is_known
@@ -25,7 +25,7 @@ def _apart(drawn: Any) -> Any:
 
     XLA for CPUs fuses what draws them into the loops over pixels, even through `optimization_barrier`; but not a sort.
     """
-    if not isinstance(drawn, jax.core.Tracer):
+    if host.has(drawn) or not isinstance(drawn, jax.core.Tracer):
         return drawn
     return jax.lax.stop_gradient(jax.numpy.sort(jax.numpy.stack([drawn, drawn], -1), -1))[..., 0]
 
@@ -53,7 +53,7 @@ def _by_seed(seed: TensorLike) -> _Uniform:
 def _flipped(draw: _Uniform, image: TensorLike, flip: Callable[[Any], Any]) -> Any:
     tensor = image_of(image)
     drawn = draw(() if tensor.ndim == 3 else (tensor.shape[0],), 0.0, 1.0)
-    if tensor.ndim == 3 and is_known(drawn):
+    if tensor.ndim == 3 and (host.has(drawn) or is_known(drawn)):
         return flip(tensor) if float(drawn) < 0.5 else tensor
     chance = drawn < 0.5
     return jnp.where(jnp.reshape(chance, (-1, 1, 1, 1)[4 - tensor.ndim :]), flip(tensor), tensor)
@@ -81,10 +81,11 @@ def stateless_random_flip_up_down(image: TensorLike, seed: TensorLike) -> Any:
 
 # Crops
 
+_MOST = int(np.iinfo(np.int32).max)
+
 
 def _cropped(draw: _Uniform, value: TensorLike, size: ShapeLike) -> Any:
-    most = int(np.iinfo(np.int32).max)
-    return geometry.window_at(value, size, lambda count: draw((count,), 0, most, np.int32))
+    return geometry.window_at(value, size, lambda count: draw((count,), 0, _MOST, np.int32))
 
 
 def random_crop(value: TensorLike, size: ShapeLike, seed: SupportsInt | None = None, name: str | None = None) -> Any:
