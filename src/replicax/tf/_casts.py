@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 from typing import Any
 
 import jax
@@ -31,15 +32,20 @@ def cast(x: TensorLike | IndexedSlices, dtype: DTypeLike, name: str | None = Non
 def saturate_cast(value: TensorLike, dtype: DTypeLike, name: str | None = None) -> jax.Array:
     """Casts like `cast`, but clips values to the range of the dtype."""
     tensor, dtype = convert_to_tensor(value), as_dtype(dtype)
-    info = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype)
-    own = jnp.iinfo(tensor.dtype) if jnp.issubdtype(tensor.dtype, jnp.integer) else jnp.finfo(tensor.dtype)
-    low, high = builtins.max(info.min, own.min), builtins.min(info.max, own.max)
-    if jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(tensor.dtype, jnp.floating):
-        while (
-            float(np.asarray(high, tensor.dtype)) > info.max
-        ):  # the largest float that the integer dtype can represent
-            high = np.nextafter(np.asarray(high, tensor.dtype), np.asarray(0, tensor.dtype))
+    low, high = _range_of_both(np.dtype(tensor.dtype), np.dtype(dtype))
     return jnp.clip(tensor, of_dtype(low, tensor.dtype), of_dtype(high, tensor.dtype)).astype(dtype)
+
+
+@functools.cache
+def _range_of_both(own: np.dtype, dtype: np.dtype) -> tuple[Any, Any]:
+    """Returns the smallest and the largest number of dtype `own` that `dtype` has too."""
+    info = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype)
+    limits = jnp.iinfo(own) if jnp.issubdtype(own, jnp.integer) else jnp.finfo(own)
+    low, high = builtins.max(info.min, limits.min), builtins.min(info.max, limits.max)
+    if jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(own, jnp.floating):
+        while float(np.asarray(high, own)) > info.max:  # the largest float that the integer dtype can represent
+            high = np.nextafter(np.asarray(high, own), np.asarray(0, own))
+    return low, high
 
 
 def bitcast(input: TensorLike, type: DTypeLike, name: str | None = None) -> jax.Array:

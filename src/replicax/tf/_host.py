@@ -171,7 +171,7 @@ def _index(key: Any) -> Any:
 
 def hosted(array: Any) -> Any:
     """Returns a NumPy array or scalar as a tensor on the host."""
-    array = np.asarray(array)
+    array = array if type(array) is np.ndarray else np.asarray(array)
     return as_strings(array) if array.dtype.hasobject else array.view(HostTensor)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +20,19 @@ from replicax.tf._ops import as_array, as_int, convert_to_tensor, is_known, know
 from replicax.tf._types import DTypeLike, TensorLike
 
 
+@functools.cache
 def _is_integer(dtype: Any) -> bool:
     return bool(jax.numpy.issubdtype(dtype, np.integer))
 
 
+@functools.cache
 def _largest(dtype: Any) -> int:
     return int(np.iinfo(dtype).max)
+
+
+@functools.cache
+def _is_float(dtype: Any) -> bool:
+    return bool(jax.numpy.issubdtype(dtype, np.floating))
 
 
 def convert_image_dtype(image: TensorLike, dtype: DTypeLike, saturate: bool = False, name: str | None = None) -> Any:
@@ -37,7 +45,7 @@ def convert_image_dtype(image: TensorLike, dtype: DTypeLike, saturate: bool = Fa
     """
     tensor, dtype = convert_to_tensor(image), np.dtype(as_dtype(dtype))
     for what, kind in (("dtype", dtype), ("image dtype", tensor.dtype)):
-        if not (_is_integer(kind) or jax.numpy.issubdtype(kind, np.floating)):
+        if not (_is_integer(kind) or _is_float(kind)):
             raise AttributeError(f"{what} must be either floating point or integer, got {kind}.")
     if dtype == tensor.dtype:
         return tensor
