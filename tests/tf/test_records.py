@@ -259,3 +259,81 @@ def test_preprocessing_layers_stay_on_the_host_in_functions_of_datasets(run_tf):
         assert more[0] == int(tf.strings.to_hash_bucket_fast("new", 2**62)) + (int(more[0]) >> 62 << 62)
         """
     )
+
+
+def test_rows_of_records_parsed_together_are_apart(run_tf):
+    run_tf(
+        """
+        from replicax._data import calls
+
+        def example(i):
+            made = {
+                "number": tf.train.Feature(int64_list=tf.train.Int64List(value=[i])),
+                "text": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"t%d" % i])),
+                "large": tf.train.Feature(float_list=tf.train.FloatList(value=[i] * 40)),
+            }
+            return tf.train.Example(features=tf.train.Features(feature=made)).SerializeToString()
+        path = tempfile.mkdtemp() + "/records"
+        with tf.io.TFRecordWriter(path) as writer:
+            for i in range(200):
+                writer.write(example(i))
+        features = {
+            "text": tf.io.FixedLenFeature([], tf.string), "number": tf.io.FixedLenFeature([], tf.int64),
+            "large": tf.io.FixedLenFeature([40], tf.float32),
+        }
+        parse = lambda record: tf.io.parse_single_example(record, features)
+        records = tf.data.TFRecordDataset(path)
+        def check(found, numbers):
+            assert [int(x["number"]) for x in found] == numbers
+            assert [x["text"] for x in found] == [b"t%d" % i for i in numbers]
+            assert all(x["large"].tolist() == [i] * 40 for x, i in zip(found, numbers, strict=True))
+        order = list(range(200))
+        check(list(records.map(parse).as_numpy_iterator()), order)
+        check(list(records.map(parse).repeat(2).as_numpy_iterator()), 2 * order)
+
+        # Whoever changes the array of a tensor changes no tensor.
+        def changed(record):
+            found = parse(record)
+            for key, value in ("number", -1), ("large", 7):
+                mine = found[key].numpy()
+                if mine.ndim:
+                    assert mine.flags.writeable
+                    mine[...] = value
+                assert not np.asarray(found[key]).flags.writeable
+            return found
+        check(list(records.map(changed).as_numpy_iterator()), order)
+
+        # Tensors that are left out, renamed, swapped, computed with, or nested.
+        def swap(record):
+            found = parse(record)
+            return {"number": found["large"][0], "large": found["number"]}
+        (swapped,) = records.map(swap).batch(200).as_numpy_iterator()
+        assert swapped["number"].tolist() == order and swapped["large"].tolist() == order
+        assert swapped["number"].dtype == np.float32 and swapped["large"].dtype == np.int64
+        def nested(record):
+            found = parse(record)
+            label = found.pop("number")
+            return found, (label, label + 1, found["text"] + b"!")
+        (rest, (label, more, text)), = records.map(nested, num_parallel_calls=4).batch(200).as_numpy_iterator()
+        assert list(rest) == ["large", "text"] and label.tolist() == order and more.tolist() == order[1:] + [200]
+        assert rest["text"].tolist() == [b"t%d" % i for i in order] and text[3] == b"t3!"
+        assert rest["large"].shape == (200, 40) and rest["large"].sum(1).tolist() == [40 * i for i in order]
+        def together(record):
+            both = [parse(record), parse(record)]
+            return both[0]["number"], both[1]["number"], both[0]["text"]
+        assert [x[:2] for x in records.map(together).as_numpy_iterator()] == [(i, i) for i in order]
+        last = []
+        def one_before(record):
+            last.append(parse(record))
+            return last[-2:][0]
+        check(list(records.map(one_before).as_numpy_iterator()), [0, *order[:-1]])
+
+        # What is kept of a few records does not keep much of the others.
+        kept = [x for x in records.map(parse)._make(type(iter(records)._reading)([])) if x["number"] % 64 == 3]
+        check(kept, [3, 67, 131, 195])
+        def bytes_behind(array):
+            return array.nbytes if array.base is None else bytes_behind(array.base)
+        assert all(bytes_behind(x) <= max(x.nbytes, 64 * 16) for element in kept for x in element.values())
+        assert not calls._handed.tensors
+        """
+    )

@@ -114,10 +114,13 @@ def spec_of_row(spec: Tree) -> Tree:
 
 def check_shapes(arrays: Sequence[np.ndarray], component: str = "") -> None:
     """Raises InvalidArgumentError if arrays differ in shape; `component` says which part of the elements they are."""
-    for i, array in enumerate(arrays):
-        if array.shape != arrays[0].shape:
+    shapes = [array.shape for array in arrays]
+    if shapes.count(shapes[0]) == len(shapes):
+        return
+    for i, shape in enumerate(shapes):
+        if shape != shapes[0]:
             raise InvalidArgumentError(
                 f"Cannot batch tensors with different shapes{component}. First element had shape "
-                f"{list(arrays[0].shape)} and element {i} had shape {list(array.shape)}. Use `padded_batch`, or "
+                f"{list(shapes[0])} and element {i} had shape {list(shape)}. Use `padded_batch`, or "
                 "`map` the elements to one shape."
             )

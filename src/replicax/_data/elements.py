@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, SupportsIndex
 
 import jax
@@ -286,30 +286,65 @@ def joined(blocks: list[Tree], pool: Pool | None = None) -> Tree:
 def stack(elements: list[Tree], pool: Pool | None = None) -> Tree:
     """Returns elements as the rows of arrays; large ones are of the pool, and settled."""
     if type(first := elements[0]) is np.ndarray:
-        if not first.ndim and first.dtype == np.dtype(object):
-            strings = np.empty(len(elements), object)  # numpy takes longer for arrays of objects
-            strings[:] = [element[()] for element in elements]
-            return strings
+        if not first.ndim and first.dtype.hasobject:
+            return _stacked_strings(elements)
         if all(type(e) is np.ndarray and e.dtype == first.dtype and e.shape == first.shape for e in elements):
             return _stacked(elements, pool)
     if composites.has_composites(elements[0]):
         return composites.on_rows(composites.stacked, *elements)
-    leaves, structure = zip(*map(flatten, elements))
-    for number, arrays in enumerate(zip(*leaves)):
+    if (columns := _columns(elements)) is None:
+        columns = list(zip(*(flatten(element)[0] for element in elements)))
+    for number, arrays in enumerate(columns):
         composites.check_shapes(arrays, f" in component {number}")
-    return structure[0].unflatten([_stacked(list(arrays), pool) for arrays in zip(*leaves)])
+    return structure_of(elements[0]).unflatten([_stacked(arrays, pool) for arrays in columns])
 
 
-def _stacked(arrays: list[np.ndarray], pool: Pool | None) -> np.ndarray:
+def _columns(elements: Sequence[Tree]) -> list[Sequence[np.ndarray]] | None:
+    """Returns the leaves of elements, those of each place together, where all are alike in dicts and tuples of arrays.
+
+    To flatten each of them takes several times as long. None where they are not alike, or have other parts.
+    """
+    kinds = set(map(type, elements))
+    kind = kinds.pop()
+    if kinds or kind not in (np.ndarray, dict, tuple):
+        return None
+    if kind is np.ndarray:
+        return [elements]
+    if len(set(map(len, elements))) > 1 or len(first := elements[0]) < 2:
+        return None
+    if kind is dict:
+        if not all(type(key) is str for key in first):
+            return None
+        try:
+            elements = list(map(operator.itemgetter(*sorted(first)), elements))
+        except KeyError:
+            return None
+    found: list[Sequence[np.ndarray]] = []
+    for parts in zip(*elements):
+        if (columns := _columns(parts)) is None:
+            return None
+        found += columns
+    return found
+
+
+def _stacked(arrays: Sequence[np.ndarray], pool: Pool | None) -> np.ndarray:
     """Returns arrays of one shape as the rows of one."""
     first = arrays[0]
     if first.dtype.hasobject:
-        return np.stack(arrays)
+        return _stacked_strings(arrays)
     if (found := _room(arrays, (len(arrays), *first.shape), pool)) is None:
         return np.array(arrays)  # `np.stack` takes longer, since it makes views of them
     for number, array in enumerate(arrays):
         found[number] = array
     return settle(found)
+
+
+def _stacked_strings(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    if arrays[0].ndim:
+        return np.stack(arrays)
+    strings = np.empty(len(arrays), object)  # numpy takes longer for arrays of objects
+    strings[:] = [array[()] for array in arrays]
+    return strings
 
 
 def _joined(arrays: list[np.ndarray], pool: Pool | None) -> np.ndarray:
@@ -319,7 +354,7 @@ def _joined(arrays: list[np.ndarray], pool: Pool | None) -> np.ndarray:
     return np.concatenate(arrays) if found is None else settle(np.concatenate(arrays, out=found))
 
 
-def _room(arrays: list[np.ndarray], shape: tuple[int, ...], pool: Pool | None) -> np.ndarray | None:
+def _room(arrays: Sequence[np.ndarray], shape: tuple[int, ...], pool: Pool | None) -> np.ndarray | None:
     """Returns an array of the pool for all of them; None where they are small, or have several dtypes."""
     first = arrays[0]
     if pool is None or first.dtype.hasobject or sum(array.nbytes for array in arrays) < LARGE:

@@ -89,18 +89,20 @@ class Neighbors:
         if not self._most or found is None or found[0].records[found[1]] is not record:
             return None
         block, (group, within) = found[0], divmod(found[1], _GROUP)
-        records = block.records[group * _GROUP : (group + 1) * _GROUP]
+        key = block, group
         with self._lock:
             self._asked += 1
-            entry = self._groups.pop((block, group), None)
-            if entry is None:
+            if (entry := self._groups.get(key)) is None:
                 if self._computed * _GROUP > _SPARSE * (self._asked + _TRIED):
                     return None
                 self._computed += 1
-                entry = [self._compute(records), 0]
-            entry[1] += 1
-            if entry[1] < len(records):  # otherwise it was asked for each of them
-                self._groups[block, group] = entry
-            while len(self._groups) > self._most:
-                self._groups.popitem(last=False)
+                records = block.records[group * _GROUP : (group + 1) * _GROUP]
+                entry = self._groups[key] = [self._compute(records), len(records)]
+                while len(self._groups) > self._most:
+                    self._groups.popitem(last=False)
+            else:
+                self._groups.move_to_end(key)
+            entry[1] -= 1
+            if not entry[1]:  # it was asked for each of them
+                self._groups.pop(key, None)
         return entry[0], within

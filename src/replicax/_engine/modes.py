@@ -110,6 +110,19 @@ def running() -> Running | None:
     return _running.get()
 
 
+class _Entered(contextlib.AbstractContextManager[None]):
+    """The context of `PythonCode.entered`: a class, since functions of datasets enter it for each element."""
+
+    def __init__(self, code: PythonCode, inside: bool):
+        self._code, self._inside = code, inside
+
+    def __enter__(self) -> None:
+        self._token = _running.set((_running.get() if self._inside else None) or Running(self._code))
+
+    def __exit__(self, *error: object) -> None:
+        _running.reset(self._token)
+
+
 class PythonCode:
     """The Python function of a compiled function, and how it runs without a program.
 
@@ -151,14 +164,9 @@ class PythonCode:
         """Returns the result of a call in which the Python function returned this."""
         return returned if self.returned is None or functions_run_eagerly() else self.returned(returned)
 
-    @contextlib.contextmanager
-    def entered(self, inside: bool = False) -> Iterator[None]:
+    def entered(self, inside: bool = False) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which this code is `running()`; with `inside`, only if no other is."""
-        token = _running.set((_running.get() if inside else None) or Running(self))
-        try:
-            yield
-        finally:
-            _running.reset(token)
+        return _Entered(self, inside)
 
     def run(self, args: tuple[Tree, ...], kwargs: dict[str, Tree], host: bool) -> Tree:
         """Runs as it is: with `host` each `strategy.run` in it is compiled, otherwise all is eager."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -10,8 +11,8 @@ import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
-from replicax._data import record_blocks
-from replicax._data.elements import Probe, as_tensor
+from replicax._data import calls, record_blocks
+from replicax._data.elements import Probe, Strings, as_tensor
 from replicax._data.ragged import RaggedTensor
 from replicax._data.sparse import SparseTensor
 from replicax.tf import _features, _host, _wire
@@ -20,6 +21,7 @@ from replicax.tf._ops import as_element, known
 from replicax.tf._types import TensorLike
 
 _DECODERS = {_wire.FLOAT: _wire.floats, _wire.INT64: _wire.integers, _wire.BYTES: _wire.strings}
+_VIEWED = 16  # bytes of a row up to which it is a view
 
 
 def parse_example(
@@ -71,8 +73,7 @@ def parse_single_example(
     found = None if neighbors is None else neighbors.of(record)
     if found is not None and found[0] is not None:
         rows, within = found
-        shown = _row if _host.is_on() else lambda values, place: as_element(np.asarray(values)[place].copy())
-        return {key: shown(values, (within, ...)) for key, values in rows.items()}
+        return rows.tensors(within)
     return parsed(plan, [record], alone=True)
 
 
@@ -84,16 +85,43 @@ def _neighbors(plan: Plan) -> record_blocks.Neighbors | None:
     return plan.neighbors
 
 
-def _row(values: Any, place: Any) -> Any:
-    """Returns one of several elements on the host as a tensor of its own."""
-    return np.ndarray.__getitem__(values, place).copy()  # the tensors' own method takes longer
+class _Rows:
+    """The values of records that were parsed together, each record's to be taken by itself.
+
+    A row of a few bytes is a view of its column, which takes less than a copy. It keeps the column, which is not much
+    more than the row's own array object; larger rows are copied, so that they can outlive it.
+    """
+
+    def __init__(self, columns: dict[str, np.ndarray], count: int):
+        self._keys, self._columns = list(columns), list(columns.values())
+        self._types = [Strings if column.dtype.hasobject else _host.HostTensor for column in self._columns]
+        self._copied: list[int] = []
+        for place, column in enumerate(self._columns):
+            if column.dtype.hasobject or column.nbytes > _VIEWED * count:
+                self._copied.append(place)
+            else:
+                self._columns[place] = own = column.copy()  # it was part of a larger array
+                own.flags.writeable = False
+
+    def tensors(self, number: int) -> dict[str, Any]:
+        """Returns the tensors of one record."""
+        arrays = list(map(np.ndarray.__getitem__, self._columns, itertools.repeat((number, ...))))
+        for place in self._copied:
+            arrays[place] = own = arrays[place].copy()
+            if not own.dtype.hasobject:
+                own.flags.writeable = False
+        if not _host.is_on():
+            return dict(zip(self._keys, map(as_element, arrays)))
+        tensors = list(map(np.ndarray.view, arrays, self._types))
+        calls.hand_out(tensors, arrays)
+        return dict(zip(self._keys, tensors))
 
 
-def _dense_rows(plan: Plan, records: Sequence[bytes]) -> dict[str, Any] | None:
+def _dense_rows(plan: Plan, records: Sequence[bytes]) -> _Rows | None:
     """Returns the values of records that are parsed together, None where one of them is not as the plan has it."""
     try:
         batch = _Batch(plan, list(records), [])
-        return {key: _host.hosted(batch._dense(key)) for key in plan.features}
+        return _Rows({key: batch._dense(key) for key in plan.features}, len(records))
     except (InvalidArgumentError, ValueError):
         return None
 
