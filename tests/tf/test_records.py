@@ -337,3 +337,67 @@ def test_rows_of_records_parsed_together_are_apart(run_tf):
         assert not calls._handed.tensors
         """
     )
+
+
+def test_batches_have_what_was_written_whatever_its_length(run_tf):
+    run_tf(
+        """
+        numbers = [0, 1, -1, 127, 128, 2**63 - 1, -(2**63)] + [2**i + d for i in range(7, 63, 7) for d in (-1, 0, 1)]
+        texts = [b"x" * n for n in (0, 1, 120, 125, 126, 127, 128, 200)]
+        def example(**lists):
+            made = {}
+            for key, (kind, values) in lists.items():
+                name = {int: "int64_list", float: "float_list", bytes: "bytes_list"}[kind]
+                make = {int: tf.train.Int64List, float: tf.train.FloatList, bytes: tf.train.BytesList}[kind]
+                made[key] = tf.train.Feature(**{name: make(value=values)})
+            return tf.train.Example(features=tf.train.Features(feature=made)).SerializeToString()
+        F, V = tf.io.FixedLenFeature, tf.io.VarLenFeature
+        fixed = {"i": F([], tf.int64), "a name of more than 8 bytes": F([], tf.string), "f": F([1], tf.float32)}
+        several = {key: V(feature.dtype) for key, feature in fixed.items()}
+        def check(count, number, text, real):
+            records = [
+                example(**{"i": (int, [number(n)]), "a name of more than 8 bytes": (bytes, [text(n)]),
+                           "f": (float, [real(n)])})
+                for n in range(count)
+            ]
+            wanted = [number(n) for n in range(count)], [text(n) for n in range(count)], [real(n) for n in range(count)]
+            found = tf.io.parse_example(records, fixed)
+            assert list(found) == list(fixed)
+            assert tuple(np.ravel(x.numpy()).tolist() for x in found.values()) == wanted
+            sparse = tf.io.parse_example(records, several)
+            assert tuple(x.values.numpy().tolist() for x in sparse.values()) == wanted
+            for x in sparse.values():
+                assert x.indices.numpy().tolist() == [[n, 0] for n in range(count)]
+                assert x.dense_shape.numpy().tolist() == [count, 1]
+        for number in numbers:  # all of one length, alone and with the short ones
+            check(3, lambda n: number, lambda n: b"t", float)
+        check(len(numbers), lambda n: numbers[n], lambda n: b"t", float)
+        for text in texts:
+            check(3, lambda n: n, lambda n: text, float)
+        check(len(texts), lambda n: n, lambda n: texts[n], float)
+        check(1, lambda n: 5, lambda n: b"", float)
+
+        # Records of other layouts among them: a feature too many, none, two values, another order, another type.
+        usual = {"i": (int, [1]), "s": (bytes, [b"a"])}
+        others = [usual | {"more": (int, [9])}, {"s": (bytes, [b"a"])}, usual | {"i": (int, [1, 2])},
+                  {"s": usual["s"], "i": usual["i"]}, usual | {"i": (int, [])}]
+        values = [[1], [], [1, 2], [1], []]
+        for other, value in zip(others, values):
+            records = [example(**usual), example(**other), example(**usual)]
+            found = tf.io.parse_example(records, {"i": V(tf.int64), "s": F([], tf.string)})
+            assert found["i"].values.numpy().tolist() == [1, *value, 1] and found["s"].numpy().tolist() == [b"a"] * 3
+            assert found["i"].indices.numpy()[:, 0].tolist() == [0, *[1] * len(value), 2]
+        records = [example(**usual), example(**usual | {"i": (float, [1.0])})]
+        integers = {"i": V(tf.int64)}
+        raises(tf.errors.InvalidArgumentError, lambda: tf.io.parse_example(records, integers), "Key: i, Index: 1")
+        # The arrays of one sparse tensor are not another one's.
+        def changed(records):
+            found = tf.io.parse_example(records, several)
+            mine = np.array(found["f"].indices)
+            mine[...] = 7
+            return found
+        records = [example(**{key: (kind, [kind()]) for key, kind in zip(fixed, (int, bytes, float))})] * 4
+        (batch,) = tf.data.Dataset.from_tensor_slices(records).batch(4).map(changed)
+        assert all(x.indices.numpy()[:, 0].tolist() == [0, 1, 2, 3] for x in batch.values())
+        """
+    )

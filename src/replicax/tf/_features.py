@@ -159,6 +159,7 @@ class Plan:
         names: the names of all that is looked for in the records, by the kind of its values.
         kinds: the kinds of their values.
         sizes: how many values each has; -1 for one that may have any number.
+        parts: for each kind of values the rows of `names` that have it, these names, and whether each has one value.
         wire: the same names, as they are looked for.
     """
 
@@ -192,8 +193,13 @@ class Plan:
         self.names = sorted(kinds, key=lambda name: kinds[name])
         self.kinds = np.array([kinds[name] for name in self.names], np.int8)
         self.sizes = np.array([self.dense[name].size if name in self.dense else -1 for name in self.names], np.intp)
+        self.parts: list[tuple[int, slice, list[str], list[bool]]] = []
+        for kind in _DTYPES:
+            rows = slice(*np.searchsorted(self.kinds, [kind, kind + 1]).tolist())
+            if self.names[rows]:
+                self.parts.append((kind, rows, self.names[rows], (self.sizes[rows] == 1).tolist()))
         self.row = {name: i for i, name in enumerate(self.names)}
-        self.wire = _wire.Names(self.names)
+        self.wire = _wire.Names(self.names, self.kinds)
 
 
 def index_keys(feature: SparseFeature) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -11,17 +10,19 @@ import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
-from replicax._data import calls, record_blocks
-from replicax._data.elements import Probe, Strings, as_tensor
+from replicax._data import record_blocks
+from replicax._data.elements import Probe, as_tensor, tensors_of
 from replicax._data.ragged import RaggedTensor
 from replicax._data.sparse import SparseTensor
-from replicax.tf import _features, _host, _wire
+from replicax.tf import _features, _host, _wire, _wire_values
 from replicax.tf._features import Plan
 from replicax.tf._ops import as_element, known
+from replicax.tf._parsed_rows import Rows
 from replicax.tf._types import TensorLike
 
-_DECODERS = {_wire.FLOAT: _wire.floats, _wire.INT64: _wire.integers, _wire.BYTES: _wire.strings}
-_VIEWED = 16  # bytes of a row up to which it is a view
+_DECODERS = {
+    _wire.FLOAT: _wire_values.floats, _wire.INT64: _wire_values.integers, _wire.BYTES: _wire_values.strings,
+}  # fmt: skip
 
 
 def parse_example(
@@ -85,43 +86,11 @@ def _neighbors(plan: Plan) -> record_blocks.Neighbors | None:
     return plan.neighbors
 
 
-class _Rows:
-    """The values of records that were parsed together, each record's to be taken by itself.
-
-    A row of a few bytes is a view of its column, which takes less than a copy. It keeps the column, which is not much
-    more than the row's own array object; larger rows are copied, so that they can outlive it.
-    """
-
-    def __init__(self, columns: dict[str, np.ndarray], count: int):
-        self._keys, self._columns = list(columns), list(columns.values())
-        self._types = [Strings if column.dtype.hasobject else _host.HostTensor for column in self._columns]
-        self._copied: list[int] = []
-        for place, column in enumerate(self._columns):
-            if column.dtype.hasobject or column.nbytes > _VIEWED * count:
-                self._copied.append(place)
-            else:
-                self._columns[place] = own = column.copy()  # it was part of a larger array
-                own.flags.writeable = False
-
-    def tensors(self, number: int) -> dict[str, Any]:
-        """Returns the tensors of one record."""
-        arrays = list(map(np.ndarray.__getitem__, self._columns, itertools.repeat((number, ...))))
-        for place in self._copied:
-            arrays[place] = own = arrays[place].copy()
-            if not own.dtype.hasobject:
-                own.flags.writeable = False
-        if not _host.is_on():
-            return dict(zip(self._keys, map(as_element, arrays)))
-        tensors = list(map(np.ndarray.view, arrays, self._types))
-        calls.hand_out(tensors, arrays)
-        return dict(zip(self._keys, tensors))
-
-
-def _dense_rows(plan: Plan, records: Sequence[bytes]) -> _Rows | None:
+def _dense_rows(plan: Plan, records: Sequence[bytes]) -> Rows | None:
     """Returns the values of records that are parsed together, None where one of them is not as the plan has it."""
     try:
         batch = _Batch(plan, list(records), [])
-        return _Rows({key: batch._dense(key) for key in plan.features}, len(records))
+        return Rows({key: batch._dense(key) for key in plan.features}, len(records))
     except (InvalidArgumentError, ValueError):
         return None
 
@@ -187,29 +156,35 @@ class _Batch:
             self._spans = plan.wire.spans(records)
         except _wire.WireError as error:
             raise damaged(records[error.record]) from error
-        wrong = (self._spans.kinds > 0) & (self._spans.kinds != plan.kinds[:, None])
-        if wrong.any():
+        wrong = self._spans.kinds != plan.kinds[:, None]
+        if wrong.any() and (wrong := wrong & (self._spans.kinds > 0)).any():
             self._refuse_kind(wrong)
-        for kind in _DECODERS:
-            self._decode(kind)
+        for part in plan.parts:
+            self._decode(*part)
 
-    def _decode(self, kind: int) -> None:
+    def _decode(self, kind: int, rows: slice, names: list[str], single: list[bool]) -> None:
         plan, spans = self.plan, self._spans
-        rows = slice(*np.searchsorted(plan.kinds, [kind, kind + 1]).tolist())
-        names = plan.names[rows]
-        if not names:
+        kinds, starts, stops = spans.kinds[rows], spans.starts[rows].ravel(), spans.stops[rows].ravel()
+        if (found := _wire_values.single_values(kind, spans.data, starts, stops)) is not None:
+            for name, own, kinds_of_it, is_full in zip(names, found.reshape(kinds.shape), kinds, single):
+                self._columns[name] = _Column(own, self.ones, kinds_of_it, is_full)
             return
-        starts, stops = spans.starts[rows].ravel(), spans.stops[rows].ravel()
         try:
             values, counts = _DECODERS[kind](spans.data, starts, stops)
         except ValueError as error:
             raise damaged(self.records[0] if len(self.records) == 1 else b"") from error
         counts = counts.reshape(len(names), -1)
-        kinds = spans.kinds[rows]
         full = ((counts == plan.sizes[rows, None]) & (kinds > 0)).all(1).tolist()
         borders = np.concatenate([[0], counts.sum(1).cumsum()]).tolist()
         for i, name in enumerate(names):
             self._columns[name] = _Column(values[borders[i] : borders[i + 1]], counts[i], kinds[i], full[i])
+
+    @functools.cached_property
+    def ones(self) -> np.ndarray:
+        """One for each record: how many values a feature of one value has."""
+        ones = np.ones(len(self.records), np.intp)
+        ones.flags.writeable = False
+        return ones
 
     def _make_up(self, size: int) -> None:
         """Makes up values, `size` where a feature may have any number of them."""
@@ -233,18 +208,19 @@ class _Batch:
     def tensors(self) -> dict[str, Any]:
         """Returns the tensors of all features."""
         found: dict[str, Any] = {}
+        arrays: dict[str, np.ndarray] = {}
         for key, feature in self.plan.features.items():
             if isinstance(feature, _features.FixedLenFeature):
-                found[key] = as_element(self._dense(key))
+                found[key] = arrays[key] = self._dense(key)
             elif isinstance(feature, _features.VarLenFeature):
                 found[key] = self._sparse(self._columns[key])
             elif isinstance(feature, _features.FixedLenSequenceFeature):
-                found[key] = as_element(self._sequence(key, feature))
+                found[key] = arrays[key] = self._sequence(key, feature)
             elif isinstance(feature, _features.SparseFeature):
                 found[key] = self._indexed(feature)
             else:
                 found[key] = self._ragged(key, feature)
-        return found
+        return found | _shown(arrays)
 
     # --- what the features become ---
 
@@ -292,12 +268,23 @@ class _Batch:
         return out
 
     def _sparse(self, column: _Column) -> SparseTensor:
-        within = np.arange(len(column.values)) - np.repeat(column.counts.cumsum() - column.counts, column.counts)
-        longest = int(column.counts.max(initial=0))
+        if column.counts is self.ones:
+            indices, longest = self._one_each, 1
+        else:
+            within = np.arange(len(column.values)) - np.repeat(column.counts.cumsum() - column.counts, column.counts)
+            rows = np.repeat(np.arange(len(self.records)), column.counts)
+            indices, longest = np.stack([rows, within], 1), int(column.counts.max(initial=0))
         if self._alone:
-            return sparse_tensor(within[:, None], column.values, [longest])
-        rows = np.repeat(np.arange(len(self.records)), column.counts)
-        return sparse_tensor(np.stack([rows, within], 1), column.values, [len(self.records), longest])
+            return _sparse_tensor(indices[:, 1:], column.values, [longest])
+        return _sparse_tensor(indices, column.values, [len(self.records), longest])
+
+    @functools.cached_property
+    def _one_each(self) -> np.ndarray:
+        """The indices of one value for each record, which many features may have in common."""
+        indices = np.zeros((len(self.records), 2), np.int64)
+        indices[:, 0] = np.arange(len(self.records))
+        indices.flags.writeable = False
+        return indices
 
     def _indexed(self, feature: _features.SparseFeature) -> SparseTensor:
         values = self._columns[feature.value_key]
@@ -363,6 +350,14 @@ def parsed(plan: Plan, records: list[bytes], alone: bool) -> dict[str, Any]:
     return _Batch(plan, records, [], alone).tensors()
 
 
+def _shown(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Returns arrays as `as_element` does, all at once."""
+    if _host.is_on():
+        return {key: _host.hosted(array) for key, array in arrays.items()}
+    found: dict[str, Any] = tensors_of(arrays)
+    return found
+
+
 def damaged(record: bytes) -> InvalidArgumentError:
     """Returns the error for a record that is no `tf.train.Example`."""
     return InvalidArgumentError(f"Could not parse example input, value: '{record[:80].decode('latin1')}'")
@@ -371,6 +366,13 @@ def damaged(record: bytes) -> InvalidArgumentError:
 def sparse_tensor(indices: np.ndarray, values: np.ndarray, shape: list[int]) -> SparseTensor:
     """Returns a SparseTensor of tensors."""
     return SparseTensor(*map(as_element, (indices.astype(np.int64, copy=False), values, np.array(shape, np.int64))))
+
+
+def _sparse_tensor(indices: np.ndarray, values: np.ndarray, shape: list[int]) -> SparseTensor:
+    """Does as `sparse_tensor` for what fits together."""
+    parts = {"indices": indices, "values": values, "shape": np.array(shape, np.int64)}
+    found = parts | {"values": _host.hosted(values)} if _host.is_on() else tensors_of(parts)
+    return SparseTensor.tree_unflatten(None, (found["indices"], found["values"], found["shape"]))
 
 
 # --- ragged features --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape
 from replicax._data.elements import as_tensor
 from replicax._data.ragged import RaggedTensor
-from replicax.tf import _features, _parse, _wire
+from replicax.tf import _features, _parse, _wire, _wire_values
 from replicax.tf._types import TensorLike
 
 _Features = Mapping[str, Any] | None
@@ -139,7 +139,7 @@ class _Sequence:
         else:
             stops = np.array(list(map(len, values)), np.intp).cumsum()
             starts = np.concatenate([stops[:0], [0], stops[:-1]]) if len(stops) else stops
-            decode = _wire.floats if kind == _wire.FLOAT else _wire.integers
+            decode = _wire_values.floats if kind == _wire.FLOAT else _wire_values.integers
             self.values, self.counts = decode(b"".join([*values, bytes(16)]), starts, stops)
 
     def dense(self, feature: _features.FixedLenSequenceFeature) -> np.ndarray:

@@ -3,8 +3,8 @@
 An example is an entry for each feature: its name, and a list of bytes, floats or integers. The entries of all records
 of a batch are found together: the k-th one of each record begins where the one before it ends, so that a few operations
 of NumPy step over the k-th entries of all of them. The names are compared with those of the first record's entries, all
-at once; where they differ, because features are missing or in another order, a dictionary is asked. The values of one
-type are decoded together, for all features. What is laid out in an unusual way (a list in pieces, or not packed, or a
+at once, and so is what short values of the expected types begin with; where names differ, because features are missing
+or in another order, a dictionary is asked. What is laid out in an unusual way (a list in pieces, or not packed, or a
 map in several parts) is rewritten first, one record at a time.
 
 https://protobuf.dev/programming-guides/encoding describes the format.
@@ -13,7 +13,7 @@ https://protobuf.dev/programming-guides/encoding describes the format.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,6 +44,25 @@ class Spans(NamedTuple):
     kinds: np.ndarray
     starts: np.ndarray
     stops: np.ndarray
+
+
+def words_of(data: bytes) -> np.ndarray:
+    """Returns the 8 bytes at each place of data as one number: a view."""
+    return np.ndarray((max(len(data) - 7, 0),), "<u8", data, strides=(1,))
+
+
+class _Words:
+    """The 8 bytes at each place of data as one number. They are laid out side by side where many are asked for."""
+
+    def __init__(self, data: bytes):
+        self._anywhere = words_of(data)
+
+    def at(self, places: np.ndarray) -> np.ndarray:
+        if len(self._anywhere) < 16 * places.size:
+            self._anywhere = self._anywhere.astype(np.uint64, copy=not self._anywhere.flags.c_contiguous)
+        if self._anywhere.flags.c_contiguous:
+            return self._anywhere.take(places, mode="clip")
+        return self._anywhere[np.minimum(places, len(self._anywhere) - 1)]
 
 
 # --- one record ------------------------------------------------------------------------------------------------------
@@ -137,43 +156,55 @@ def example_features(data: bytes) -> dict[bytes, tuple[int, list[bytes] | bytes]
 # --- many records ----------------------------------------------------------------------------------------------------
 
 
-def _sizes(data: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray | int]:
+def sizes_at(data: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray | int]:
     """Returns the numbers that begin at these places, below 2**28, and in how many bytes each is written."""
     first = data.take(places, mode="clip")
     if np.maximum.reduce(first, None, initial=0) < 128:
         return first, 1
-    total, length = (first & 127).astype(np.intp), np.ones(first.shape, np.intp)
     goes_on = first > 127
+    total, length = (first & 127).astype(np.intp), goes_on + np.intp(1)
     for n in range(1, 4):
         byte = data.take(places + n, mode="clip")
         total += np.where(goes_on, byte & 127, 0).astype(np.intp) << 7 * n
-        length += goes_on
         goes_on = goes_on & (byte > 127)
+        if not goes_on.any():
+            return total, length
+        length += goes_on
     return np.where(goes_on, 1 << 28, total), length
 
 
-def _steps(data: np.ndarray, starts: np.ndarray, stops: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _steps(data: np.ndarray, starts: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns where the contents of the first `count` fields of each message begin, and where the fields end."""
-    inner, ends = np.empty((2, count, len(starts)), np.intp)
-    place, behind_tag = starts, data[1:]
+    ends, sizes = np.empty((count, len(starts)), np.intp), np.empty((count, len(starts)), np.uint8)
+    if 2 * count < len(data):
+        place = starts  # where the k-th field begins, less the `2 * k` bytes of the tags and sizes before it
+        for k in range(count):
+            data[2 * k + 1 :].take(place, mode="clip", out=sizes[k])
+            place = np.add(place, sizes[k], out=ends[k])
+        if np.maximum.reduce(sizes, None, initial=0) < 128:
+            ends += np.arange(2, 2 * count + 2, 2)[:, None]
+            return ends - sizes, ends
+    inner, place = np.empty_like(ends), starts
     for k in range(count):
-        size = behind_tag.take(place, mode="clip")
-        if np.maximum.reduce(size, initial=0) < 128:
-            np.add(place, 2, out=inner[k])
-        else:
-            size, written = _sizes(data, place + 1)
-            np.add(place, written, out=inner[k])
-            inner[k] += 1
+        size, written = sizes_at(data, place + 1)
+        np.add(place, written, out=inner[k])
+        inner[k] += 1
         place = np.add(inner[k], size, out=ends[k])
     return inner, ends
 
 
 class Names:
-    """The names of the features that are wanted, by their numbers; and those of the first record that was seen last."""
+    """The names of the features that are wanted, by their numbers; and those of the first record that was seen last.
 
-    def __init__(self, names: Sequence[str]):
+    Args:
+        names: the names.
+        kinds: the kind of values that each is expected to have.
+    """
+
+    def __init__(self, names: Sequence[str], kinds: np.ndarray):
         self.numbers = {name.encode(): i for i, name in enumerate(names)}
-        self.layout = _Layout([], self.numbers)
+        self.kinds = kinds
+        self.layout = _Layout([], self)
 
     def spans(self, records: list[bytes]) -> Spans:
         """Returns where the values of the wanted features are in serialized examples; raises WireError."""
@@ -185,37 +216,66 @@ class Names:
 class _Layout:
     """The names of the entries of a record, in order, and what the entries begin with."""
 
-    def __init__(self, names: list[bytes], numbers: dict[bytes, int]):
+    def __init__(self, names: list[bytes], wanted: Names):
         heads = [b"\n" + _number(len(name)) + name + b"\x12" for name in names]
         self.size = len(heads)
-        self.numbers = np.array([numbers.get(name, -1) for name in names], np.intp)
+        self.numbers = np.array([wanted.numbers.get(name, -1) for name in names], np.intp)
         self.lengths = np.array([len(head) for head in heads], np.intp)
-        self.bytes = np.frombuffer(b"".join(heads), np.uint8)[:, None]
-        self.entry = np.repeat(np.arange(self.size), self.lengths)
-        self.begins = self.lengths.cumsum() - self.lengths
-        self.within = np.arange(len(self.bytes))[:, None] - np.repeat(self.begins, self.lengths)[:, None]
+        # A head is compared by its words, of which the last one may begin in the one before, or go on after the head.
+        places = [[*range(0, len(head) - 7, 8), max(len(head) - 8, 0)] for head in heads]
+        pairs = [(head[place : place + 8], place) for head, own in zip(heads, places) for place in own]
+        self._words = np.array([int.from_bytes(word, "little") for word, _ in pairs], np.uint64)[:, None]
+        self._masks = np.array([(1 << 8 * len(word)) - 1 for word, _ in pairs], np.uint64)[:, None]
+        self._within = np.array([place for _, place in pairs], np.intp)[:, None]
+        counts = np.array([len(own) for own in places], np.intp)
+        self._entry, self._begins = np.repeat(np.arange(self.size), counts), counts.cumsum() - counts
+        # The entries that are wanted, and what the values of each begin with if they are as expected: see `_expected`.
+        self.wanted = np.flatnonzero(self.numbers >= 0)
+        self.features = self.numbers[self.wanted]
+        self.kinds = wanted.kinds[self.features, None]
+        self.expected = [
+            np.array(column, np.uint64)[:, None] for column in zip(*map(_expected, self.kinds[:, 0].tolist()))
+        ]
 
-    def fits(self, data: np.ndarray, inner: np.ndarray) -> np.ndarray:
-        """Returns `[entries, records]`: whether the entries that begin at `inner` have these names."""
-        places = inner[self.entry]
-        places += self.within
-        same = data.take(places, mode="clip") == self.bytes
-        return np.logical_and.reduceat(same, self.begins, axis=0) if self.size else np.ones(inner.shape, bool)
+    def fits(self, words: _Words, inner: np.ndarray) -> np.ndarray | None:
+        """Returns `[entries, records]`: whether the entries that begin at `inner` have these names; None if all do."""
+        found = words.at(inner[self._entry] + self._within)
+        found &= self._masks
+        same = found == self._words
+        return None if same.all() else np.logical_and.reduceat(same, self._begins, axis=0)
+
+
+# The size of a feature in bytes, with its own length, up to which all lengths in it are in one byte each.
+_SHORT = 128
+
+
+def _expected(kind: int) -> tuple[int, int, int, int]:
+    """Returns what a feature of a kind begins with, as a word of 8 bytes, which depends on its size.
+
+    That is `size * factor + summand` in the bits of the mask, for sizes from 5 up to `_SHORT`; and how many bytes there
+    are before the values. They are the length of the feature, the tag of the list and its length, and for packed
+    numbers those of the one field in it.
+    """
+    parts = [(1, -1), (0, kind << 3 | 2), (1, -3)] + ([(0, 10), (1, -5)] if kind != BYTES else [])
+    factor = sum(times << 8 * i for i, (times, _) in enumerate(parts))
+    summand = sum(more << 8 * i for i, (_, more) in enumerate(parts))
+    return factor, summand % (1 << 64), (1 << 8 * len(parts)) - 1, len(parts)
 
 
 class _Search:
     """The search for the features of records."""
 
     def __init__(self, names: Names, records: list[bytes]):
-        self.numbers, self.records = names.numbers, records
+        self.names, self.numbers, self.records = names, names.numbers, records
         self.bytes = b"".join([*records, _PAST])
+        self.words = _Words(self.bytes)
         self.data = np.frombuffer(self.bytes, np.uint8)
         lengths = np.fromiter(map(len, records), np.intp, len(records))
         self.stops = lengths.cumsum()
         shape = len(names.numbers), len(records)
         self.kinds, self.places = np.full(shape, -1, np.int8), np.zeros((2, *shape), np.intp)
         begins = self.stops - lengths
-        size, written = _sizes(self.data, begins + 1)
+        size, written = sizes_at(self.data, begins + 1)
         self.starts = begins + 1 + written  # of the features, which are the only field of an example
         self.unusual = (self.data.take(begins, mode="clip") != 10) | (self.starts + size != self.stops) | (lengths < 2)
 
@@ -253,25 +313,23 @@ class _Search:
     def _layout_of(self, record: int, otherwise: _Layout) -> _Layout:
         try:
             found = entries(self.bytes, int(self.starts[record]), int(self.stops[record]))
-            return _Layout([name for name, _, _ in found], self.numbers)
+            return _Layout([name for name, _, _ in found], self.names)
         except (ValueError, IndexError):
             self.unusual[record] = True  # damaged, which shows when it is rewritten
             return otherwise
 
     def _look(self, layout: _Layout, records: np.ndarray) -> np.ndarray:
         """Looks into the records that have as many entries as the layout; returns which of them these are."""
-        data = self.data
-        begins, ends = _steps(data, self.starts[records], self.stops[records], layout.size)
-        last = ends[-1] if layout.size else self.starts[records]
-        fits = (last == self.stops[records]) & ~self.unusual[records]
+        starts, stops = self.starts[records], self.stops[records]
+        begins, ends = _steps(self.data, starts, layout.size)
+        last = ends[-1] if layout.size else starts
+        fits = (last == stops) & ~self.unusual[records]
         if not fits.all():
             records, begins, ends = records[fits], begins[:, fits], ends[:, fits]
-        same = layout.fits(data, begins)
-        if same.all():
-            wanted = layout.numbers >= 0
-            feature = np.repeat(layout.numbers[wanted], len(records))
+        same = layout.fits(self.words, begins)
+        if same is None:
             begins += layout.lengths[:, None]
-            self._keep(feature, np.tile(records, int(wanted.sum())), begins[wanted].ravel(), ends[wanted].ravel())
+            self._keep_alike(layout, records, begins[layout.wanted], ends[layout.wanted])
         else:
             numbers = np.repeat(layout.numbers[:, None], len(records), axis=1)
             begins += np.where(same, layout.lengths[:, None], 0)
@@ -291,89 +349,39 @@ class _Search:
         stop = place + 2 + size
         return self.numbers.get(data[place + 2 : stop], -1), stop + 1
 
+    def _keep_alike(self, layout: _Layout, records: np.ndarray, places: np.ndarray, stops: np.ndarray) -> None:
+        """Does as `_keep` for `[features, records]` of one layout, at once where they are short and as expected."""
+        features, sizes = layout.features, stops - places
+        if sizes.size and sizes.min() >= 5 and sizes.max() <= _SHORT:
+            factor, summand, mask, before = layout.expected
+            wrong = self.words.at(places) ^ (sizes.astype(np.uint64) * factor + summand)
+            wrong &= mask
+            if not wrong.any():
+                where: Any = features if len(records) == len(self.records) else np.ix_(features, records)
+                self.kinds[where] = layout.kinds
+                self.places[0][where], self.places[1][where] = places + before.astype(np.intp), stops
+                return
+        feature = np.repeat(features, len(records))
+        self._keep(feature, np.tile(records, len(features)), places.ravel(), stops.ravel())
+
     def _keep(self, feature: np.ndarray, record: np.ndarray, place: np.ndarray, stop: np.ndarray) -> None:
         """Keeps the spans of features of records; the lengths of their values stand at `place`."""
         data = self.data
-        size, written = _sizes(data, place)
+        size, written = sizes_at(data, place)
         place = place + written
         wrong = place + size != stop
         kind = data.take(place, mode="clip")
         empty = place == stop
-        size, written = _sizes(data, place + 1)
+        size, written = sizes_at(data, place + 1)
         place = place + 1 + written
         wrong |= ((place + size != stop) | (kind & 7 != 2) | (kind > 31) | (kind < 8)) & ~empty
         kind = np.where(empty, 0, kind >> 3)
         # Packed numbers are one field.
         packed = (kind > BYTES) & (place < stop)
-        size, written = _sizes(data, place + 1)
+        size, written = sizes_at(data, place + 1)
         start = place + 1 + written
         wrong |= packed & ((start + size != stop) | (data.take(place, mode="clip") != 10))
         self.unusual[record[wrong]] = True
         self.kinds[feature, record] = kind
         self.places[0, feature, record] = np.where(packed, start, np.minimum(place, stop))
         self.places[1, feature, record] = stop
-
-
-# --- values ----------------------------------------------------------------------------------------------------------
-
-
-def _all_places(starts: np.ndarray, counts: np.ndarray, size: int = 1) -> np.ndarray:
-    """Returns the places of `counts[i]` things of this size from `starts[i]` on, one after the other."""
-    if (counts == 1).all():
-        return starts
-    within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-    return np.repeat(starts, counts) + size * within
-
-
-def floats(data: bytes, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the packed floats of all spans one after the other, and how many each has."""
-    counts = (stops - starts) >> 2
-    if ((stops - starts) & 3).any():
-        raise ValueError("packed floats have 4 bytes each")
-    anywhere = np.ndarray((len(data) - 3,), "<f4", data, strides=(1,))
-    return anywhere[_all_places(starts, counts, 4)].astype(np.float32, copy=False), counts
-
-
-def integers(data: bytes, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the packed integers of all spans one after the other, and how many each has."""
-    lengths = stops - starts
-    found = np.frombuffer(data, np.uint8).take(_all_places(starts, lengths))
-    last = found < 128
-    before = np.concatenate([[0], last.cumsum()])
-    borders = np.concatenate([[0], lengths.cumsum()])
-    if not last[borders[1:][lengths > 0] - 1].all():
-        raise ValueError("an integer that is cut off")
-    ends = np.flatnonzero(last)
-    begins = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
-    sizes = ends - begins + 1
-    found = (found & 127).astype(np.uint64)
-    values = found[begins]
-    for n in range(1, int(sizes.max(initial=1))):
-        values |= np.where(sizes > n, found.take(begins + n, mode="clip"), 0).astype(np.uint64) << np.uint64(7 * n)
-    return values.view(np.int64), np.diff(before[borders])
-
-
-def strings(data: bytes, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the strings of all spans one after the other, and how many each has."""
-    view = np.frombuffer(data, np.uint8)
-    counts = np.zeros(len(starts), np.intp)
-    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    number, place = np.flatnonzero(starts < stops), starts[starts < stops]
-    while len(number):
-        size, written = _sizes(view, place + 1)
-        begin = place + 1 + written
-        place = begin + size
-        if (view.take(begin - 1 - written) != 10).any() or (place > stops[number]).any():
-            raise ValueError("a list of bytes has other fields")
-        found.append((number, begin, place))
-        counts[number] += 1
-        number, place = number[more := place < stops[number]], place[more]
-    if not found:
-        return np.empty(0, object), counts
-    number, begin, end = found[0] if len(found) == 1 else map(np.concatenate, zip(*found))
-    if len(found) > 1:
-        order = np.argsort(number, kind="stable")
-        begin, end = begin[order], end[order]
-    values = np.empty(len(begin), object)
-    values[:] = [data[i:j] for i, j in zip(begin.tolist(), end.tolist())]
-    return values, counts

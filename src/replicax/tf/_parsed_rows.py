@@ -1,0 +1,47 @@
+"""Single records whose neighbors were parsed with them: each takes its row of what they have become."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from replicax._data import calls
+from replicax._data.elements import Strings
+from replicax.tf import _host
+from replicax.tf._ops import as_element
+
+_VIEWED = 16  # bytes of a row up to which it is a view
+
+
+class Rows:
+    """The values of records that were parsed together, each record's to be taken by itself.
+
+    A row of a few bytes is a view of its column, which takes less than a copy. It keeps the column, which is not much
+    more than the row's own array object; larger rows are copied, so that they can outlive it.
+    """
+
+    def __init__(self, columns: dict[str, np.ndarray], count: int):
+        self._keys, self._columns = list(columns), list(columns.values())
+        self._types = [Strings if column.dtype.hasobject else _host.HostTensor for column in self._columns]
+        self._copied: list[int] = []
+        for place, column in enumerate(self._columns):
+            if column.dtype.hasobject or column.nbytes > _VIEWED * count:
+                self._copied.append(place)
+            else:
+                self._columns[place] = own = column.copy()  # it was part of a larger array
+                own.flags.writeable = False
+
+    def tensors(self, number: int) -> dict[str, Any]:
+        """Returns the tensors of one record."""
+        arrays = list(map(np.ndarray.__getitem__, self._columns, itertools.repeat((number, ...))))
+        for place in self._copied:
+            arrays[place] = own = arrays[place].copy()
+            if not own.dtype.hasobject:
+                own.flags.writeable = False
+        if not _host.is_on():
+            return dict(zip(self._keys, map(as_element, arrays)))
+        tensors = list(map(np.ndarray.view, arrays, self._types))
+        calls.hand_out(tensors, arrays)
+        return dict(zip(self._keys, tensors))
