@@ -133,14 +133,16 @@ _nowhere: _Buffers = collections.deque(maxlen=0)
 def kept(array: Leaf) -> Leaf:
     """Does as `Pool.settled` for arrays of which many are kept: a copy has just its size, and its buffer is used once.
 
-    A small copy is not settled: that would cost more than to copy it again.
+    A small copy is not settled: that would cost more than to copy it again, and so does to find out whether it is.
     """
-    if not isinstance(array, np.ndarray) or array.dtype.hasobject or is_settled(array):
+    if not isinstance(array, np.ndarray) or array.dtype.hasobject:
         return array
     if array.nbytes < LARGE:
         copy = array.copy()
         copy.flags.writeable = False
         return copy
+    if is_settled(array):
+        return array
     copy = np.asarray(_Lease(_nowhere, _new_buffer(array.nbytes))).view(array.dtype).reshape(array.shape)
     np.copyto(copy, array)
     return settle(copy)

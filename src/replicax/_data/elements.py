@@ -128,7 +128,8 @@ def tensors_of(element: Tree) -> Tree:
         if not isinstance(leaf, np.ndarray) or leaf.dtype.hasobject:
             return as_tensor(leaf)
         dtype = dtypes.get(leaf.dtype) or dtypes.setdefault(leaf.dtype, tensor_dtype(leaf.dtype))
-        array = leaf if is_settled(leaf) and dtype == leaf.dtype else leaf.astype(dtype)
+        # To find out whether a small array is settled takes as long as to copy it.
+        array = leaf if leaf.nbytes >= LARGE and dtype == leaf.dtype and is_settled(leaf) else leaf.astype(dtype)
         return put(array.shape, dtype, lambda _: array, dtype.itemsize >= 8)
 
     with jax.transfer_guard_host_to_device("allow"):  # as for `jax.device_put`, since a dataset is asked for it
