@@ -147,7 +147,7 @@ def test_single_records_are_parsed_with_their_neighbors(run_tf):
             assert all(x["text"].tolist() == [b"none" if x["number"] == 7 and x["text"][0] == b"none" else
                                               b"t%d" % x["number"]] for x in found)
             assert found[0]["number"].dtype == np.int64 and found[0]["number"].shape == ()
-            assert sum(batches) < 700 and len(batches) < 20, batches  # groups of 64, not one by one
+            assert sum(batches) < 700 and len(batches) < 20, batches  # groups of 128, not one by one
 
         # A record that is not as asked for fails by itself.
         strict = {"number": tf.io.FixedLenFeature([], tf.int64)}
@@ -205,10 +205,10 @@ def test_single_records_are_parsed_with_their_neighbors(run_tf):
         for _ in range(20):
             record_blocks.note([bytes([i]) * 100 for i in range(5)])
         assert record_blocks._bytes <= 1500 and len(record_blocks._places) <= 15
-        record_blocks._MOST_BYTES, record_blocks._MOST_FOUND = 1 << 25, 3 * 64 * 10
-        neighbors, records = record_blocks.Neighbors(list, 10), [b"record %d" % i for i in range(64 * 9)]
+        record_blocks._MOST_BYTES, record_blocks._MOST_FOUND = 1 << 25, 3 * 128 * 10
+        neighbors, records = record_blocks.Neighbors(list, 10), [b"record %d" % i for i in range(128 * 9)]
         record_blocks.note(records)
-        for i in range(0, 64 * 9, 64):
+        for i in range(0, 128 * 9, 128):
             rows, within = neighbors.of(records[i])
             assert rows[within] is records[i] and len(neighbors._groups) <= 3
         assert record_blocks.Neighbors(list, 1 << 20).of(records[0]) is None
@@ -328,12 +328,47 @@ def test_rows_of_records_parsed_together_are_apart(run_tf):
             return last[-2:][0]
         check(list(records.map(one_before).as_numpy_iterator()), [0, *order[:-1]])
 
+        # Small batches are parsed with their neighbors too, but for those whose records were not read together.
+        from replicax.tf import _parse
+        sizes = []
+        original = _parse._Batch.__init__
+        def counted(self, plan, records, *rest):
+            sizes.append(len(records))
+            original(self, plan, records, *rest)
+        _parse._Batch.__init__ = counted
+        def parse_batch(batch):
+            found = tf.io.parse_example(batch, features)
+            mine = found["number"].numpy()
+            mine[...] = -1
+            return found
+        for size in 1, 7, 30:
+            del sizes[:]
+            found = list(records.batch(size).map(parse_batch).unbatch().as_numpy_iterator())
+            check(found, order)
+            assert len(sizes) <= 4, sizes
+        first, second = [tf.io.parse_example(next(iter(records.batch(7))), features) for _ in range(2)]
+        assert first["number"].numpy().tolist() == second["number"].numpy().tolist() == order[:7]
+        picked = records.filter(lambda record: tf.io.parse_single_example(record, features)["number"] % 3 > 0).batch(5)
+        found = list(picked.map(parse_batch).unbatch().as_numpy_iterator())
+        check(found, [i for i in order if i % 3])
+        # One that lacks a feature fails alone.
+        lacking = tempfile.mkdtemp() + "/records"
+        with tf.io.TFRecordWriter(lacking) as writer:
+            for i in range(40):
+                writer.write(example(i) if i != 21 else b"")
+        strict = {"number": features["number"]}
+        batches = tf.data.TFRecordDataset(lacking).batch(4).map(lambda batch: tf.io.parse_example(batch, strict))
+        found = [batch["number"].tolist() for batch in batches.ignore_errors().as_numpy_iterator()]
+        assert sum(found, []) == [i for i in range(40) if i // 4 != 5]
+        names = tf.constant(["one", "two"])
+        raises(tf.errors.InvalidArgumentError, lambda: tf.io.parse_example([b"", b""], strict, names), "Name: one")
+
         # What is kept of a few records does not keep much of the others.
         kept = [x for x in records.map(parse)._make(type(iter(records)._reading)([])) if x["number"] % 64 == 3]
         check(kept, [3, 67, 131, 195])
         def bytes_behind(array):
             return array.nbytes if array.base is None else bytes_behind(array.base)
-        assert all(bytes_behind(x) <= max(x.nbytes, 64 * 16) for element in kept for x in element.values())
+        assert all(bytes_behind(x) <= max(x.nbytes, 128 * 8) for element in kept for x in element.values())
         assert not calls._handed.tensors
         """
     )

@@ -1,7 +1,8 @@
 """Which records were read together: what parses one of them is likely to be asked for the others too.
 
 To parse many records at once takes a small part of the time that they take one by one. So a function of a dataset that
-parses single records has their neighbors in the file parsed with them, as long as it asks for one of eight at least.
+parses single records, or a few at a time, has their neighbors in the file parsed with them, as long as it asks for one
+of eight at least.
 What is kept for that is bounded by its bytes, and stays after a dataset has ended, for the next pass.
 """
 
@@ -9,16 +10,17 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_GROUP = 64  # records that are parsed together
+GROUP = 128  # records that are parsed together
 _LARGEST = 1 << 14  # bytes of a record, or of what it becomes, up to which that is worthwhile
 _MOST_BYTES = 1 << 25  # of records whose neighbors are known
 _MOST_FOUND = 1 << 24  # bytes of what they have become
 _SPARSE = 8  # one of so many neighbors has to be asked for
-_TRIED = 8 * _GROUP  # calls before that is judged
+_TRIED = 8 * GROUP  # calls before that is judged
 
 _lock = threading.Lock()
 _blocks: collections.deque[_Block] = collections.deque()
@@ -75,34 +77,46 @@ class Neighbors:
     def __init__(self, compute: Callable[[Sequence[bytes]], Any], size: int):
         _begin()
         self._compute = compute
-        self._most = _MOST_FOUND // (_GROUP * max(size, 1)) if size <= _LARGEST else 0
-        self._groups: collections.OrderedDict[tuple[_Block, int], list[Any]] = collections.OrderedDict()
+        self._most = _MOST_FOUND // (GROUP * max(size, 1)) if size <= _LARGEST else 0
+        self._groups: collections.OrderedDict[tuple[_Block, int, int], list[Any]] = collections.OrderedDict()
         self._lock = threading.Lock()
         self._computed = self._asked = 0
 
-    def of(self, record: bytes) -> tuple[Any, int] | None:
+    def of(self, record: bytes, *more: bytes) -> tuple[Any, int] | None:
         """Returns what the function gives for the records around one of them, and its place among these.
 
-        None where its neighbors are not known, or are not worth the time.
+        None where its neighbors are not known, or are not worth the time; and where `more`, fewer than a group, are
+        not those that come after it among them.
         """
         found = _places.get(id(record))
         if not self._most or found is None or found[0].records[found[1]] is not record:
             return None
-        block, (group, within) = found[0], divmod(found[1], _GROUP)
-        key = block, group
+        (block, place), count = found, 1 + len(more)
+        # Those who ask for several at a time, one batch after the other, get groups of whole batches.
+        size, first = GROUP - GROUP % count, place % count
+        group, within = divmod(place - first, size)
+        start = first + group * size
+        if more and not _same(block.records[place + 1 : start + size], more):
+            return None
+        key = block, start, size
         with self._lock:
-            self._asked += 1
+            self._asked += count
             if (entry := self._groups.get(key)) is None:
-                if self._computed * _GROUP > _SPARSE * (self._asked + _TRIED):
+                if self._computed * GROUP > _SPARSE * (self._asked + _TRIED):
                     return None
                 self._computed += 1
-                records = block.records[group * _GROUP : (group + 1) * _GROUP]
-                entry = self._groups[key] = [self._compute(records), len(records)]
+                records = block.records[start : start + size]
+                entry = self._groups[key] = [self._compute(records), len(records) - len(records) % count]
                 while len(self._groups) > self._most:
                     self._groups.popitem(last=False)
             else:
                 self._groups.move_to_end(key)
-            entry[1] -= 1
-            if not entry[1]:  # it was asked for each of them
+            entry[1] -= count
+            if entry[1] <= 0:  # it was asked for each of them
                 self._groups.pop(key, None)
         return entry[0], within
+
+
+def _same(records: Sequence[bytes], wanted: Sequence[bytes]) -> bool:
+    """Returns whether records begin with the wanted ones, the very same objects."""
+    return len(records) >= len(wanted) and all(map(operator.is_, records, wanted))

@@ -17,7 +17,7 @@ from replicax._data.sparse import SparseTensor
 from replicax.tf import _features, _host, _wire, _wire_values
 from replicax.tf._features import Plan
 from replicax.tf._ops import as_element, known
-from replicax.tf._parsed_rows import Rows
+from replicax.tf._parsed_rows import Rows, shown
 from replicax.tf._types import TensorLike
 
 _DECODERS = {
@@ -51,7 +51,11 @@ def parse_example(
     if records.ndim > 1:
         shape = ",".join(map(str, records.shape))
         raise InvalidArgumentError(f"Expected serialized to be a scalar or vector, got shape: [{shape}]")
-    return _Batch(plan, records.tolist(), _names_of(example_names)).tensors()
+    texts = records.tolist()
+    if 0 < len(texts) <= _SMALL and (found := _of_neighbors(plan, texts)):
+        rows, start = found
+        return rows.tensors(slice(start, start + len(texts)))
+    return _Batch(plan, texts, _names_of(example_names)).tensors()
 
 
 def parse_single_example(
@@ -70,20 +74,21 @@ def parse_single_example(
             f"Input serialized must be a scalar, got shape {list(records.shape)}. Use tf.io.parse_example."
         )
     record = records[()]
-    neighbors = _neighbors(plan)
-    found = None if neighbors is None else neighbors.of(record)
-    if found is not None and found[0] is not None:
+    if found := _of_neighbors(plan, [record]):
         rows, within = found
-        return rows.tensors(within)
+        return rows.tensors((within, ...))
     return parsed(plan, [record], alone=True)
 
 
-def _neighbors(plan: Plan) -> record_blocks.Neighbors | None:
-    """Returns what parses the neighbors of single records for a plan, None where their sizes are not known."""
-    if plan.neighbors is None and len(plan.dense) == len(plan.features):
+def _of_neighbors(plan: Plan, records: Sequence[bytes]) -> tuple[Rows, int] | None:
+    """Returns the values of some records' neighbors, and where theirs are; None where they are not parsed together."""
+    if (neighbors := plan.neighbors) is None:
+        if len(plan.dense) < len(plan.features):  # their sizes are not known
+            return None
         size = sum(dense.size * _features.dtype_of(dense.kind).itemsize for dense in plan.dense.values())
-        plan.neighbors = record_blocks.Neighbors(functools.partial(_dense_rows, plan), size)
-    return plan.neighbors
+        neighbors = plan.neighbors = record_blocks.Neighbors(functools.partial(_dense_rows, plan), size)
+    found = neighbors.of(*records)
+    return None if found is None or found[0] is None else found
 
 
 def _dense_rows(plan: Plan, records: Sequence[bytes]) -> Rows | None:
@@ -94,6 +99,9 @@ def _dense_rows(plan: Plan, records: Sequence[bytes]) -> Rows | None:
     except (InvalidArgumentError, ValueError):
         return None
 
+
+# How many records of a batch are parsed with their neighbors: to parse more takes as little time for each.
+_SMALL = record_blocks.GROUP // 4
 
 # The plans of the last calls: most programs pass the same features again and again.
 _plans: dict[tuple[Any, ...], Plan] = {}
@@ -220,7 +228,7 @@ class _Batch:
                 found[key] = self._indexed(feature)
             else:
                 found[key] = self._ragged(key, feature)
-        return found | _shown(arrays)
+        return found | shown(arrays)
 
     # --- what the features become ---
 
@@ -348,14 +356,6 @@ class _Batch:
 def parsed(plan: Plan, records: list[bytes], alone: bool) -> dict[str, Any]:
     """Returns the tensors of the features of records; of a single one, where it is `alone`, without its dimension."""
     return _Batch(plan, records, [], alone).tensors()
-
-
-def _shown(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Returns arrays as `as_element` does, all at once."""
-    if _host.is_on():
-        return {key: _host.hosted(array) for key, array in arrays.items()}
-    found: dict[str, Any] = tensors_of(arrays)
-    return found
 
 
 def damaged(record: bytes) -> InvalidArgumentError:

@@ -1,4 +1,4 @@
-"""Single records whose neighbors were parsed with them: each takes its row of what they have become."""
+"""Records whose neighbors were parsed with them: each takes its row of what they have become."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from replicax._data import calls
-from replicax._data.elements import Strings
+from replicax._data.elements import Strings, tensors_of
 from replicax.tf import _host
-from replicax.tf._ops import as_element
 
-_VIEWED = 16  # bytes of a row up to which it is a view
+_VIEWED = 8  # bytes of a row up to which it is a view
 
 
 class Rows:
-    """The values of records that were parsed together, each record's to be taken by itself.
+    """The values of records that were parsed together, one record's or a few ones' to be taken by themselves.
 
     A row of a few bytes is a view of its column, which takes less than a copy. It keeps the column, which is not much
     more than the row's own array object; larger rows are copied, so that they can outlive it.
@@ -33,15 +32,23 @@ class Rows:
                 self._columns[place] = own = column.copy()  # it was part of a larger array
                 own.flags.writeable = False
 
-    def tensors(self, number: int) -> dict[str, Any]:
-        """Returns the tensors of one record."""
-        arrays = list(map(np.ndarray.__getitem__, self._columns, itertools.repeat((number, ...))))
+    def tensors(self, which: Any) -> dict[str, Any]:
+        """Returns the tensors of some of the records, where `which` is an index of NumPy for a view."""
+        arrays = list(map(np.ndarray.__getitem__, self._columns, itertools.repeat(which)))
         for place in self._copied:
             arrays[place] = own = arrays[place].copy()
             if not own.dtype.hasobject:
                 own.flags.writeable = False
         if not _host.is_on():
-            return dict(zip(self._keys, map(as_element, arrays)))
+            return shown(dict(zip(self._keys, arrays)))
         tensors = list(map(np.ndarray.view, arrays, self._types))
         calls.hand_out(tensors, arrays)
         return dict(zip(self._keys, tensors))
+
+
+def shown(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Returns arrays as `as_element` does, all at once."""
+    if _host.is_on():
+        return {key: _host.hosted(array) for key, array in arrays.items()}
+    found: dict[str, Any] = tensors_of(arrays)
+    return found
