@@ -171,3 +171,25 @@ raises(tf.errors.NotFoundError, lambda: read("none"), "No such file")
 raises(tf.errors.FailedPreconditionError, lambda: tf.io.read_file(str(folder)), "directory")
 """
     )
+
+
+def test_operators_with_assignment_make_new_tensors(run_tf):
+    """`x += y` gives the name another tensor; what else shows the first one does not change, strings among it."""
+    run_tf(
+        """
+def function(word):
+    number = tf.strings.length(word)
+    before = word, number
+    word += b"c"
+    number += 1
+    number *= 3
+    return before, word, number
+
+expected = [((b"a", 1), b"ac", 6), ((b"bb", 2), b"bbc", 9)]
+found = tf.data.Dataset.from_tensor_slices([b"a", b"bb"]).map(function).as_numpy_iterator()
+assert [tuple(e) for e in found] == expected
+word = first = tf.constant("a")
+word += "b"
+assert (first.numpy(), word.numpy()) == (b"a", b"ab")
+"""
+    )

@@ -51,6 +51,14 @@ class Strings(np.ndarray):
     def __iter__(self) -> Iterator[Strings]:
         return map(as_strings, np.asarray(self))
 
+    def __add__(self, other: Any) -> Strings:  # type: ignore[override]
+        return as_strings(np.add(np.asarray(self), _encoded(other)))
+
+    def __radd__(self, other: Any) -> Strings:
+        return as_strings(np.add(_encoded(other), np.asarray(self)))
+
+    __iadd__ = __add__  # type: ignore[misc, assignment]  # a new one: tensors do not change
+
     def __eq__(self, other: object) -> Any:
         return np.equal(np.asarray(self), _encoded(other))
 
