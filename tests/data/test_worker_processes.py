@@ -152,6 +152,48 @@ def test_what_the_program_has_set_in_its_modules_goes_along(tmp_path, monkeypatc
             del sys.modules[name]
 
 
+def test_what_the_program_sets_later_goes_along_in_the_next_pass():
+    settings = {"factor": 1}
+    dataset = in_processes(R(4), lambda x: (x * settings["factor"], os.getpid()))
+    for factor in (1, 10, 100):
+        settings["factor"] = factor
+        found = list(dataset.as_numpy_iterator())
+        assert [x for x, _ in found] == [i * factor for i in range(4)]
+        assert HERE not in {process for _, process in found}
+
+
+def test_functions_share_processes():
+    datasets = [in_processes(R(4), lambda x, i=i: (x * i, os.getpid())) for i in range(3)]
+    together = list(Dataset.zip(*datasets).as_numpy_iterator())
+    assert [[x for x, _ in element] for element in together] == [[0, i, 2 * i] for i in range(4)]
+    assert len({process for element in together for _, process in element} - {HERE}) == 1
+
+
+def test_an_element_that_cannot_go_to_a_process_is_made_here(caplog):
+    lock = threading.Lock()
+
+    def of_generator(i):
+        with lock:
+            yield i
+
+    spec = R(1).element_spec
+    windows = R(5).map(lambda i: Dataset.from_generator(lambda: of_generator(i), output_signature=spec))
+    firsts = in_processes(windows, lambda window: next(iter(window)) * 2)
+    assert [int(x) for x in firsts] == [0, 2, 4, 6, 8]
+    assert "is called in this process, and in no other" in caplog.text
+
+
+def test_a_function_that_cannot_be_made_there_is_called_here(caplog, capfd):
+    class Fragile:
+        def __reduce__(self):
+            return int, ("no number",)
+
+    fragile = Fragile()
+    assert [int(x) for x in in_processes(R(4), lambda x: x + (fragile is None))] == [0, 1, 2, 3]
+    assert "ValueError: invalid literal for int()" in caplog.text
+    assert capfd.readouterr().err == ""
+
+
 def test_what_cannot_go_to_a_process_is_an_error():
     lock = threading.Lock()
 
@@ -159,10 +201,10 @@ def test_what_cannot_go_to_a_process_is_an_error():
         with lock:
             return x
 
-    with pytest.raises(TypeError, match="cannot run in other processes: it cannot be pickled"):
+    with pytest.raises(TypeError, match="`map_func` of `Dataset.map` cannot run in other .*: it cannot be pickled"):
         list(in_processes(R(3), locked))
     other = R(2)
-    with pytest.raises(TypeError, match="it uses a Dataset, which belongs to this process"):
+    with pytest.raises(TypeError, match="it uses `Dataset`, which belongs to this process"):
         list(in_processes(R(3), lambda x: x + sum(1 for _ in other)))
     with pytest.raises(ValueError, match="`use_processes` needs `num_parallel_calls`"):
         R(3).map(failing, use_processes=True)
@@ -173,7 +215,8 @@ def test_the_environment_says_how_many(monkeypatch):
     found = list(in_processes(R(20), of_process, AUTOTUNE))
     assert len({int(sample.process) for sample in found} - {HERE}) == 1
     monkeypatch.setenv("REPLICAX_INPUT_PROCESSES", "0")
-    assert {int(sample.process) for sample in in_processes(R(5), of_process, AUTOTUNE)} == {HERE}
+    for count in (AUTOTUNE, 2):
+        assert {int(sample.process) for sample in in_processes(R(5), of_process, count)} == {HERE}
     monkeypatch.setenv("REPLICAX_INPUT_PROCESSES", "many")
     with pytest.raises(ValueError, match="REPLICAX_INPUT_PROCESSES in the environment is how many .*: 'many'"):
         in_processes(R(5), of_process, AUTOTUNE)

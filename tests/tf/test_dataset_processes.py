@@ -1,4 +1,4 @@
-"""Functions of `tf.data` that get processes by themselves: the elements are the same, and nothing else changes."""
+"""Functions of `tf.data` with the processes that the environment asks for: the elements are the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from replicax._data import parallel_map, worker_processes
 # No call waits for anything, however busy the machine is.
 parallel_map.time = types.SimpleNamespace(perf_counter=time.thread_time, thread_time=time.thread_time)
 worker_processes.WORTHWHILE = 0.0  # processes start after the first calls
-os.environ["REPLICAX_INPUT_PROCESSES"] = "2"  # on any machine
+os.environ["REPLICAX_INPUT_PROCESSES"] = "2"
 HERE = os.getpid()
 WORDS = [b"%d" % i * (i % 3 + 1) for i in range(60)]
 
@@ -53,19 +53,52 @@ assert HERE not in {int(p) for batch in found for p in batch[4]} and told(found)
     )
 
 
+def test_what_is_compiled_here_is_computed_here(run_tf):
+    """XLA and NumPy differ in the last bits: which of them computes an element does not depend on processes."""
+    run_tf(
+        START
+        + """
+def shares(x):
+    return tf.reduce_sum(tf.exp(x) * x) / tf.cast(tf.size(x), tf.float32)
+
+def positive(x):
+    y = tf.exp(x) * x
+    if tf.reduce_sum(y) > 0:
+        y = y + tf.tanh(y) / 3
+    return y, tf.reduce_sum(y)
+
+numbers = np.random.default_rng(0)
+vectors = [numbers.random(n + 3).astype(np.float32) for n in range(40)] * 3  # too many shapes to compile for each
+large = [numbers.random(300_000).astype(np.float32) for _ in range(4)]
+spec = tf.TensorSpec([None], tf.float32)
+sent = []
+call = worker_processes.Processes.call
+worker_processes.Processes.call = lambda self, draws, group: (sent.append(len(group)), call(self, draws, group))[1]
+for function, arrays, some_are_sent in [(shares, vectors, True), (positive, large, False)]:
+    source = tf.data.Dataset.from_generator(lambda: iter(arrays), output_signature=spec)
+    # Traced in the same order in both datasets, since the first shapes are those that are compiled.
+    alone = [repr(e) for e in source.map(function).as_numpy_iterator()]
+    dataset = source.map(function, num_parallel_calls=tf.data.AUTOTUNE)
+    if not some_are_sent:
+        dataset = source.map(function, num_parallel_calls=2, use_processes=True)
+    deadline = time.monotonic() + 120
+    sent.clear()
+    while True:
+        assert [repr(e) for e in dataset.as_numpy_iterator()] == alone
+        if sent or not some_are_sent or time.monotonic() > deadline:
+            break
+    assert bool(sent) == some_are_sent
+"""
+    )
+
+
 WATCHED = (
     START
     + """
 started, given_up = [], []
-
-class Workers(worker_processes._Workers):
-    def __init__(self, *arguments):
-        started.append(self)
-        super().__init__(*arguments)
-
-worker_processes._Workers = Workers
-give_up = worker_processes.Processes.give_up
-worker_processes.Processes.give_up = lambda self: (given_up.append(self), give_up(self))[1]
+give_up, joined = worker_processes.Processes.give_up, worker_processes._shared.joined
+worker_processes.Processes.give_up = lambda self, why: (given_up.append(why), give_up(self, why))[1]
+worker_processes._shared.joined = lambda user, count: (started.append(user), joined(user, count))[1]
 
 def until_given_up(function):
     "Returns a pass over the elements, one in which it turned out that processes cannot have the function."
@@ -128,9 +161,18 @@ def sometimes(word):
 
 found = until_given_up(sometimes)
 assert len(found) == 60 and all(p == HERE for p, word in zip(found, WORDS) if len(word) > 2)
-assert set(until_given_up(in_python)) == {HERE} and len(started) == 2
-drawn = lambda word: process(word) + integer(tf.random.get_global_generator().uniform([]))
-assert set(until_given_up(drawn)) == {HERE} and len(started) == 3
+assert len(started) == 1
+def shuffled(word):
+    return process(word) + 0 * next(iter(tf.data.Dataset.range(9, output_type=tf.int32).shuffle(9)))
+
+for number, function in enumerate([
+    in_python,
+    shuffled,
+    lambda word: process(word) + integer(tf.random.get_global_generator().uniform([])),
+]):
+    assert set(until_given_up(function)) == {HERE}
+    assert len(started) == number + 2 and "cannot do all" in given_up[0], given_up
+assert set(until_given_up(lambda word: process(word) + integer(tf.keras.random.uniform([])))) == {HERE}
 assert set(until_given_up(lambda word: process(word) + integer(noisy()))) == {HERE}
 """
     )

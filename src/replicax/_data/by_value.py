@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from replicax._data.shared_memory import Place
+
 # A class whose objects belong to this process, since they change here: it has this attribute.
 STAYS = "_stays_in_process"
 # The most bytes that a function may have.
@@ -40,12 +42,9 @@ class _Bounded(io.BytesIO):
         return super().write(data)
 
 
-def shipped(value: object) -> bytes:
-    """Returns an object as bytes, from which `pickle.loads` makes it in another process.
-
-    Raises:
-        CannotShip: there is no cloudpickle, it is too large, it cannot be pickled, or it belongs to this process.
-    """
+@functools.cache
+def _pickler() -> Any:
+    """Returns cloudpickle's pickler, which refuses what belongs to this process."""
     try:
         import cloudpickle
     except ImportError:
@@ -54,23 +53,63 @@ def shipped(value: object) -> bytes:
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             kind = type(obj)
-            if hasattr(kind, STAYS) or kind.__module__.partition(".")[0] == "keras":
-                raise CannotShip(f"it uses a {kind.__qualname__}, which belongs to this process")
+            name = getattr(obj, "__name__", kind.__qualname__)
+            home = name if isinstance(obj, types.ModuleType) else getattr(obj, "__module__", None)
+            if hasattr(kind, STAYS) or f"{home}".partition(".")[0] == "keras":
+                raise CannotShip(f"it uses `{name}`, which belongs to this process")
             return super().reducer_override(obj)
 
-    out = _Bounded()
+    return Pickler
+
+
+def shipped(value: object) -> bytes:
+    """Returns an object as bytes, from which `pickle.loads` makes it in another process.
+
+    Raises:
+        CannotShip: there is no cloudpickle, it is too large, it cannot be pickled, or it belongs to this process.
+    """
+    out, pickler = _Bounded(), _pickler()
+    with _lock, _modules_by_value():
+        _dump(pickler, out, value)
+    return out.getvalue()
+
+
+def pickled(value: object) -> bytes:
+    """Returns elements as bytes, those of classes that the user's program defines by value.
+
+    Raises:
+        CannotShip: they cannot be pickled, or belong to this process.
+    """
+    if _is_plain(value):
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    out = io.BytesIO()
+    _dump(_pickler(), out, value)
+    return out.getvalue()
+
+
+def _dump(pickler: Any, out: io.BytesIO, value: object) -> None:
     try:
-        with _lock, _modules_by_value(cloudpickle):
-            Pickler(out, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+        pickler(out, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     except CannotShip:
         raise
     except Exception as error:
         raise CannotShip(f"it cannot be pickled: {error}") from error
-    return out.getvalue()
+
+
+def _is_plain(value: Any) -> bool:
+    """Returns whether a value is made of arrays, in dicts, tuples and lists alone."""
+    kind = type(value)
+    if kind is dict:
+        return all(type(key) is str and _is_plain(part) for key, part in value.items())
+    if kind is tuple or kind is list:
+        return all(map(_is_plain, value))
+    return kind is np.ndarray or kind is Place or kind is int or kind is bool or value is None
 
 
 @contextlib.contextmanager
-def _modules_by_value(cloudpickle: types.ModuleType) -> Iterator[None]:
+def _modules_by_value() -> Iterator[None]:
+    import cloudpickle
+
     before = cloudpickle.list_registry_pickle_by_value()
     added = [m for m in list(sys.modules.values()) if _is_of_user(m) and m.__name__ not in before]
     for module in added:
@@ -92,32 +131,13 @@ def _is_of_user(module: object) -> bool:
 
 @functools.lru_cache(1 << 14)
 def _is_library(file: str) -> bool:
-    folders = [Path(__file__).parents[1], *map(Path, sysconfig.get_paths().values())]
-    path = Path(file).resolve()
-    parts = {"site-packages", "dist-packages"} & set(path.parts)
-    return bool(parts) or any(path.is_relative_to(folder.resolve()) for folder in folders)
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    folders = [Path(__file__).parents[1], *(Path(path) for kind in kinds if (path := sysconfig.get_path(kind)))]
+    own = Path(file).resolve()
+    parts = {"site-packages", "dist-packages"} & set(own.parts)
+    return bool(parts) or any(own.is_relative_to(folder.resolve()) for folder in folders)
 
 
-def pickled(value: object) -> bytes:
-    """Returns elements as bytes, those of classes that the user's program defines by value."""
-    if _is_plain(value):
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    import cloudpickle
-
-    data: bytes = cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    return data
-
-
-def _is_plain(value: Any) -> bool:
-    kind = type(value)
-    if kind is dict:
-        return all(type(key) is str and _is_plain(part) for key, part in value.items())
-    if kind is tuple or kind is list:
-        return all(map(_is_plain, value))
-    return kind.__module__ == "builtins" or kind.__module__ == __package__ or isinstance(value, np.ndarray)
-
-
-def random_state() -> tuple[object, ...]:
+def random_state() -> bytes:
     """Returns the state of the random numbers that Python and NumPy keep for the whole process."""
-    kind, words, *rest = np.random.get_state(legacy=True)
-    return (kind, words.tobytes(), *rest, random.getstate())  # type: ignore[union-attr]
+    return pickle.dumps((np.random.get_state(legacy=False), random.getstate()))

@@ -18,7 +18,7 @@ from replicax._data.parallel_map import ParallelMap, Threads
 from replicax._data.reading import Reading
 from replicax._data.skipping import Later, Skip, made
 from replicax._data.specs import host_spec
-from replicax._data.worker_processes import Processes, default_count, job_of, nothing
+from replicax._data.worker_processes import Processes, job_of, nothing
 
 _R = TypeVar("_R")
 
@@ -49,19 +49,17 @@ class ElementFunction:
 
     together = 1  # how many single elements a thread takes at a time
     node: Any = None  # the `StatefulNode`, part of the dataset's state that the function needs
-    is_of_tensors = False  # whether it computes with tensors alone, so that other processes may call it unasked
+    is_of_tensors = False  # whether it computes with tensors, so that the environment may have other processes call it
     processes: Processes | None = None  # those that may call it
 
     def __init__(self, role: str, function: Callable[..., Tree], with_element: bool = False):
         self.role, self.function, self.with_element = role, function, with_element
         self.pool = Pool()  # has memory for elements
 
-    def use_processes(self, count: int | None, at_once: bool) -> None:
-        """Has other processes call the function: so many, or by default one a core; `at_once` as in `Processes`."""
-        count = default_count(unasked=not at_once) if count is None else count
+    def use_processes(self, count: int, at_once: bool) -> None:
+        """Has other processes call the function, as many as `count`; `at_once` as in `Processes`."""
         own = type(self), self.role, self.function, self.with_element
-        if count:
-            self.processes = Processes(functools.partial(job_of, own, self.preparation()), count, at_once)
+        self.processes = Processes(self.role, functools.partial(job_of, own, self.preparation()), count, at_once)
 
     def preparation(self) -> Callable[[], object]:
         """Returns what a process calls before it gets the function."""
@@ -192,7 +190,10 @@ class MappedElements(Blocks):
         if threads is None:
             self._results: Iterator[tuple[Tree, int | None]] = map(computed, chunks)
         else:
-            elsewhere = None if function.processes is None else _Elsewhere(function.processes, draws, computed)
+            elsewhere = None
+            if function.processes is not None:
+                function.processes.begin()
+                elsewhere = _Elsewhere(function, function.processes, draws, computed)
             self._results = in_threads(computed, chunks, threads, in_order, function.together, elsewhere)
 
     def __next__(self) -> Tree:
@@ -266,10 +267,13 @@ def _of_group(
 
 
 class _Elsewhere:
-    """A function of groups that other processes call: see `parallel_map.Elsewhere`."""
+    """A function of groups that other processes call: see `parallel_map.Elsewhere`.
 
-    def __init__(self, processes: Processes, draws: Any, here: Callable[[Any], Any]):
-        self._processes, self._draws, self._here = processes, draws, here
+    What is compiled here is computed here: it leaves Python's lock, and a process would compile it on its own.
+    """
+
+    def __init__(self, function: ElementFunction, processes: Processes, draws: Any, here: Callable[[Any], Any]):
+        self._function, self._processes, self._draws, self._here = function, processes, draws, here
         self.count = processes.count
 
     def are_ready(self) -> bool:
@@ -285,22 +289,30 @@ class _Elsewhere:
         """How many elements a process takes at a time."""
         return self._processes.together
 
+    def _goes(self, item: Any, error: Exception | None) -> bool:
+        if error is not None or isinstance(item, Chunk):
+            return False
+        kind = signature(item[1])
+        return kind is None or self._function.program(kind) is None
+
     def __call__(self, group: list[tuple[Any, Exception | None]]) -> list[tuple[Any, Exception | None]]:
-        elements = [item for item, error in group if error is None and not isinstance(item, Chunk)]
+        goes = [self._goes(*member) for member in group]
+        elements = [item for (item, _), there in zip(group, goes) if there]
         answers = iter(self._processes.call(self._draws, elements) if elements else ())
         found: list[tuple[Any, Exception | None]] = []
         rows = 0  # of a block, whose elements follow
-        for item, error in group:
-            if rows:
+        for member, there in zip(group, goes):
+            if there and rows:
                 rows -= 1
                 continue
-            if error is None and not isinstance(item, Chunk) and (answer := next(answers)) is not None:
+            answer = next(answers) if there else None
+            if answer is not None:
                 found.append((answer, None))
                 rows = (answer[1] or 1) - 1
                 continue
-            found += _of_group(self._here, [(item, error)])
-            if error is None and found[-1][1] is None and not isinstance(item, Chunk):
-                self._processes.give_up()  # they cannot do what can be done here
+            found += _of_group(self._here, [member])
+            if there and found[-1][1] is None:
+                self._processes.give_up("other processes cannot do all that it does")
         return found
 
 

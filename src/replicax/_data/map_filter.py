@@ -15,6 +15,7 @@ import numpy as np
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorSpec
 from replicax._base.types import Tree
+from replicax._data import worker_processes
 from replicax._data.base import Base
 from replicax._data.calls import as_bool, as_tensors, call_user, fold
 from replicax._data.composite_rows import RaggedRow, RaggedRowSpec, filled
@@ -65,10 +66,10 @@ class Functions(Base):
             synchronous: True for no threads, which is the default here.
             use_unbounded_threadpool: accepted for compatibility.
             use_processes: True where other processes are to call `map_func`, as many as `num_parallel_calls` says: for
-                functions that hold Python's lock, such as those of NumPy on small arrays. They get it by value, and
-                need cloudpickle; what it changes in them does not come back. The first element waits about two seconds
-                for them. By default functions of `tf.data` alone get processes, under AUTOTUNE, where that pays and
-                nothing in them changes (docs/tf-data.md); False is for none.
+                functions that hold Python's lock, such as those of NumPy on small arrays. They get it by value at the
+                beginning of each pass, and need cloudpickle; what it changes in them does not come back. The first
+                element waits some seconds for them. With None, functions of `tf.data` get those that the environment
+                asks for (docs/tf-data.md); False is for none.
 
         Raises:
             ValueError: `synchronous` or `use_processes` does not go with `num_parallel_calls`.
@@ -91,10 +92,8 @@ class Functions(Base):
             threads = Threads(os.cpu_count() or 1, tries=True)
         elif num_parallel_calls is not None:
             threads = Threads(positive("num_parallel_calls", num_parallel_calls))
-        if use_processes:
-            function.use_processes(None if threads is None or threads.tries else threads.most, at_once=True)
-        elif use_processes is None and threads is not None and threads.tries and function.is_of_tensors:
-            function.use_processes(None, at_once=False)
+        if threads is not None and use_processes is not False:
+            _set_processes(function, threads, bool(use_processes))
         in_order = deterministic is None or bool(deterministic)
         # A generator may wait for what happens in the program: it is asked for no more than one element ahead.
         ahead = threads is not None or not self._unsure
@@ -283,6 +282,16 @@ class Functions(Base):
                 return first_spec(make)
 
         return self._derived(make, UNKNOWN_CARDINALITY, find=find, batch_size=self._batch_size)
+
+
+def _set_processes(function: ElementFunction, threads: Threads, asked: bool) -> None:
+    """Has other processes call a function, where the caller or the environment asks for it."""
+    count = worker_processes.count_in_environment()
+    if asked and count != 0:
+        tuned = count or worker_processes.autotuned_count()
+        function.use_processes(tuned if threads.tries else threads.most, at_once=True)
+    elif count and threads.tries and function.is_of_tensors:
+        function.use_processes(count, at_once=False)
 
 
 def returned_dataset(name: str, value: _R) -> _R:

@@ -23,14 +23,19 @@ def new_file() -> int:
     else:
         with tempfile.TemporaryFile() as temporary:
             file = os.dup(temporary.fileno())
-    os.truncate(file, _SIZE)
+    try:
+        os.truncate(file, _SIZE)
+    except OSError:
+        os.close(file)
+        raise
     return file
 
 
 def _mapped(file: int) -> np.ndarray:
-    memory = np.frombuffer(mmap.mmap(file, _SIZE), np.uint8)
-    os.close(file)
-    return memory
+    try:
+        return np.frombuffer(mmap.mmap(file, _SIZE), np.uint8)
+    finally:
+        os.close(file)
 
 
 class Place(NamedTuple):
@@ -49,6 +54,7 @@ class Writer:
         self._end = 0
         self._rooms: dict[int, int] = {}  # the bytes of each place that was ever used
         self._free: dict[int, list[int]] = collections.defaultdict(list)  # places by their bytes
+        self._taken: list[int] = []  # places that were not handed over yet
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Place, np.ndarray] | None:
         """Returns a place, and an array in it to be filled; None for small arrays, and where there is no room."""
@@ -63,7 +69,18 @@ class Writer:
             self._rooms[start] = room
         else:
             return None
+        self._taken.append(start)
         return Place(start, shape, dtype), self._memory[start : start + size].view(dtype).reshape(shape)
+
+    def hand_over(self) -> None:
+        """Notes that the reader has the places that were taken."""
+        self._taken.clear()
+
+    def take_back(self) -> None:
+        """Frees the places that were taken, since the reader does not get them."""
+        for start in self._taken:
+            self.free(start)
+        self._taken.clear()
 
     def free(self, start: int) -> None:
         """Takes back a place that nobody reads any more."""

@@ -1,4 +1,4 @@
-"""The program of a process that calls a function of elements for another one: see `worker_processes.py`."""
+"""The program of a process that calls functions of elements for another one: see `worker_processes.py`."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import contextlib
 import functools
 import os
 import pickle
-import signal
 import sys
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from replicax._base.types import Leaf, Tree
-from replicax._data import composites, record_blocks
+from replicax._data import composites, process_link, record_blocks
 from replicax._data.by_value import pickled
 from replicax._data.elements import flatten, stack
+from replicax._data.process_link import Link, Lost
 from replicax._data.shared_memory import Writer
 
 if TYPE_CHECKING:
@@ -31,43 +30,82 @@ _READINGS = 16
 class _Words:
     """The random words of a reading, which the other process knows."""
 
-    def __init__(self, link: Connection):
+    def __init__(self, link: Link):
         self._link = link
         self.words = functools.cache(self._asked)
 
     def _asked(self, tag: object) -> np.ndarray:
-        self._link.send(("words", tag))
-        words: np.ndarray = self._link.recv()
+        self._link.send(pickle.dumps(("words", tag)))
+        words: np.ndarray = pickle.loads(self._link.receive())
         return words
+
+
+class _Function:
+    """A function of elements, and how JAX is configured for it."""
+
+    def __init__(self, job: bytes):
+        found = pickle.loads(job)
+        self._configuration: dict[str, object] = found["jax"]
+        self.configure()
+        prepare: Callable[[], object] = found["prepare"]
+        prepare()
+        kind, *arguments = pickle.loads(found["function"])
+        self.call: ElementFunction = kind(*arguments)
+
+    def configure(self) -> None:
+        """Configures JAX."""
+        for name, value in self._configuration.items():
+            if getattr(jax.config, name) != value:
+                jax.config.update(name, value)
 
 
 class _Server:
     """Answers the calls that come over a link."""
 
-    def __init__(self, link: Connection, writer: Writer, function: ElementFunction):
-        self._link, self._writer, self._function = link, writer, function
+    def __init__(self, link: Link, writer: Writer):
+        self._link, self._writer = link, writer
+        self._functions: dict[int, _Function] = {}
         self._words = functools.lru_cache(_READINGS)(lambda reading: _Words(link))
 
     def serve(self) -> None:
         """Answers calls until the link ends."""
         while True:
-            reading, unused, group = pickle.loads(self._link.recv_bytes())
+            number, job, ended, reading, unused = pickle.loads(self._link.receive())
+            group = self._link.receive()
             for start in unused:
                 self._writer.free(start)
-            self._link.send_bytes(self._answer(reading, group))
+            for other in ended:
+                self._functions.pop(other, None)
+            if job is not None:
+                try:
+                    self._functions[number] = _Function(job)
+                except Exception as error:
+                    self._link.send(pickle.dumps(("failed", f"{type(error).__name__}: {error}")))
+                    continue
+            self._functions[number].configure()
+            self._link.send(self._answer(self._functions[number].call, reading, group))
 
-    def _answer(self, reading: int | None, group: list[tuple[int, Tree]]) -> bytes:
+    def _answer(self, function: ElementFunction, reading: int | None, request: bytes | bytearray) -> bytes:
+        try:
+            group: list[tuple[int, Tree]] = pickle.loads(request)
+        except Exception as error:
+            return pickle.dumps(("failed", f"{type(error).__name__}: {error}"))
         draws = None if reading is None else self._words(reading)
         _note_records([element for _, element in group])
         found: list[tuple[bool, Tree]] = []
         for number, element in group:
             try:
-                found.append((True, self._function.of_one(element, number, draws)))
+                found.append((True, function(element, number, draws)))
+            except Lost:
+                raise
             except Exception:  # the other process calls the function again, and has the error of that
                 found.append((False, None))
         try:
-            return pickled(self._placed(found))
+            answer = pickled(self._placed(found))
+            self._writer.hand_over()
+            return answer
         except Exception:
+            self._writer.take_back()
             return pickled([None] * len(group))
 
     def _placed(self, found: list[tuple[bool, Tree]]) -> list[tuple[Tree, int | None] | None]:
@@ -79,7 +117,7 @@ class _Server:
         return [(jax.tree.map(self._leaf, result), None) if done else None for done, result in found]
 
     def _leaf(self, leaf: Leaf) -> Any:
-        return self._stacked([leaf], leaf.shape)
+        return self._stacked([leaf], leaf.shape) if isinstance(leaf, np.ndarray) else leaf
 
     def _block(self, results: list[Tree]) -> Tree | None:
         if any(map(composites.has_composites, results)):
@@ -88,13 +126,13 @@ class _Server:
         if any(structure != structures[0] for structure in structures):
             return None
         columns = list(zip(*leaves))
-        if not all(_alike(column) for column in columns):
+        if not columns or not all(map(_are_alike, columns)):
             return None
         return structures[0].unflatten([self._stacked(c, (len(c), *c[0].shape)) for c in columns])
 
-    def _stacked(self, rows: Sequence[Leaf], shape: tuple[int, ...]) -> Any:
+    def _stacked(self, rows: Sequence[np.ndarray], shape: tuple[int, ...]) -> Any:
         """Returns rows as one array of this shape: its place, where it is large."""
-        made = self._writer.empty(shape, rows[0].dtype) if isinstance(rows[0], np.ndarray) else None
+        made = self._writer.empty(shape, rows[0].dtype)
         if made is None:
             return stack(list(rows)) if len(shape) > rows[0].ndim else rows[0]
         place, array = made
@@ -104,7 +142,7 @@ class _Server:
         return place
 
 
-def _alike(column: Sequence[Leaf]) -> bool:
+def _are_alike(column: Sequence[Leaf]) -> bool:
     """Returns whether leaves are arrays of one shape and dtype."""
     first = column[0]
     return all(isinstance(a, np.ndarray) and a.shape == first.shape and a.dtype == first.dtype for a in column)
@@ -118,19 +156,11 @@ def _note_records(elements: Sequence[Tree]) -> None:
 
 
 def main(link: int, memory: int) -> None:
-    """Calls the function that comes first over the link, until the link ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the other process, with which this one ends
-    connection = Connection(link)
-    with contextlib.suppress(EOFError, OSError):
-        job = pickle.loads(connection.recv_bytes())
-        for name, value in job["jax"].items():
-            jax.config.update(name, value)
-        prepare: Callable[[], object] = job["prepare"]
-        prepare()
-        kind, *arguments = pickle.loads(job["function"])
-        function: ElementFunction = kind(*arguments)
-        connection.send("ready")
-        _Server(connection, Writer(memory), function).serve()
+    """Calls functions that come over the link, until it ends."""
+    connection = process_link.inherited(link)
+    with contextlib.suppress(Lost):
+        connection.send(b"ready")
+        _Server(connection, Writer(memory)).serve()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # without waiting for threads of libraries

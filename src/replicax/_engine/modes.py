@@ -59,7 +59,7 @@ def refuse_variables(why: str) -> None:
 
 
 def check_variables() -> None:
-    """Raises RuntimeError where variables are refused."""
+    """Raises RuntimeError where variables, and what else the program keeps, are refused."""
     if _variables_refused:
         raise RuntimeError(_variables_refused[0])
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.abc
 import logging
 import math
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -135,10 +137,21 @@ class TracedFunction(ElementFunction):
             return None
 
 
+class _NoKeras(importlib.abc.MetaPathFinder):
+    """Refuses Keras, whose settings and random numbers are those of the program's process."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Raises ImportError for Keras; finds nothing."""
+        if name == "keras":
+            raise ImportError("Keras belongs to the program's own process", name=name)
+
+
 def _prepare_process(installed: bool) -> None:
     """Prepares this process for functions of another one: here no variable and no Python function is that one's."""
     if installed:
         _imports.install()
+    if not any(isinstance(finder, _NoKeras) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _NoKeras())
     modes.refuse_variables("Variables are the program's own: another process would not see their changes.")
     _callbacks.refuse()
 

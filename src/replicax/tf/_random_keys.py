@@ -358,6 +358,7 @@ _saved = _Saved()
 
 def _dataset_seed() -> int | None:
     """Returns a seed for a dataset that was given none, if `set_seed` was called."""
+    modes.check_variables()
     if _seed is None:
         return None
     start, count = _datasets.take((), 0)
