@@ -18,19 +18,18 @@ from replicax._control_flow import traced_block
 from replicax._tracing import autograph_switch
 from replicax.tf import _host, _operations
 from replicax.tf._host import jnp, lax
+from replicax.tf._op_tables import beside, of_dtype
 from replicax.tf._ops import (
     as_array,
     as_axis,
     as_int,
     as_new_shape,
     as_shape,
-    beside,
     convert_to_tensor,
     identity,
     is_known,
     is_tensor,
     known,
-    of_dtype,
     string_tensor,
 )
 from replicax.tf._static import static

@@ -13,7 +13,8 @@ from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import as_dtype
 from replicax.tf import _operations
 from replicax.tf._host import jnp
-from replicax.tf._ops import convert_to_tensor, of_dtype
+from replicax.tf._op_tables import of_dtype
+from replicax.tf._ops import convert_to_tensor
 from replicax.tf._static import static
 from replicax.tf._types import DTypeLike, TensorLike
 

@@ -22,7 +22,8 @@ from replicax._base.specs import as_dtype
 from replicax._tracing import step_failures
 from replicax._values import PerReplica
 from replicax.tf._host import jnp
-from replicax.tf._ops import convert_to_tensor, is_tensor, known, pair
+from replicax.tf._op_tables import pair
+from replicax.tf._ops import convert_to_tensor, is_tensor, known
 from replicax.tf._types import DTypeLike, TensorLike
 
 _failures: list[str] = []

@@ -20,7 +20,8 @@ from replicax._variables.variable import Variable
 from replicax.tf import _host
 from replicax.tf import _random_keys as keys
 from replicax.tf._host import as_jax, settled
-from replicax.tf._ops import as_new_shape, convert_to_tensor, of_dtype
+from replicax.tf._op_tables import of_dtype
+from replicax.tf._ops import as_new_shape, convert_to_tensor
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
 
 Draw: TypeAlias = Callable[..., jax.Array]

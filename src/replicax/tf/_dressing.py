@@ -15,7 +15,7 @@ from replicax._base import array_text, jax_internals, pickling, specs
 from replicax._base.errors import InvalidOperandError
 from replicax._base.specs import TensorShape
 from replicax._variables.variable import Variable
-from replicax.tf import _conversions, _dtypes, _operations, _ops, _string_arrays
+from replicax.tf import _conversions, _dtypes, _op_tables, _operations, _ops, _string_arrays
 from replicax.tf._types import TensorLike
 
 
@@ -83,7 +83,7 @@ def operator(name: str, method: Callable[..., jax.Array]) -> Callable[..., jax.A
             other = _conversions.converted(other)
         # JAX would convert a Python number to 32 bits first, even if the other operand has 64.
         if isinstance(other, (list, tuple)) or (isinstance(other, numbers) and self.dtype.itemsize >= 8):
-            other = _ops.beside(other, self)
+            other = _op_tables.beside(other, self)
         return operate(self, other)
 
     return call

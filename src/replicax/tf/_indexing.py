@@ -14,6 +14,7 @@ from replicax._base.specs import as_dtype
 from replicax._data.elements import as_strings
 from replicax.tf._host import jnp, lax
 from replicax.tf._math import clip_by_norm
+from replicax.tf._op_tables import largest, pair, smallest
 from replicax.tf._operations import operations
 from replicax.tf._ops import (
     as_array,
@@ -24,9 +25,6 @@ from replicax.tf._ops import (
     check_range,
     convert_to_tensor,
     known,
-    largest,
-    pair,
-    smallest,
     string_tensor,
 )
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike

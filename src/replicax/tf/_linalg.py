@@ -12,8 +12,9 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
 from replicax.tf._dressing import magnitude
 from replicax.tf._host import jnp, lax
+from replicax.tf._op_tables import pair
 from replicax.tf._operations import fitting, of_matmul, operations
-from replicax.tf._ops import as_axis, convert_to_tensor, known, pair
+from replicax.tf._ops import as_axis, convert_to_tensor, known
 from replicax.tf._types import DTypeLike, TensorLike
 
 

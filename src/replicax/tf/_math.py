@@ -14,12 +14,8 @@ from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import as_dtype
 from replicax.tf._dressing import magnitude
 from replicax.tf._host import HostTensor, jnp, lax
-from replicax.tf._operations import fitting, of_broadcast, operations
-from replicax.tf._ops import (
-    as_axis,
-    axes_of,
+from replicax.tf._op_tables import (
     binary,
-    convert_to_tensor,
     elementwise,
     largest,
     namespace_of,
@@ -29,6 +25,8 @@ from replicax.tf._ops import (
     smallest,
     tensors,
 )
+from replicax.tf._operations import fitting, of_broadcast, operations
+from replicax.tf._ops import as_axis, axes_of, convert_to_tensor
 from replicax.tf._static import static
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
 

@@ -13,8 +13,9 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._tracing import context
 from replicax.tf import _random
 from replicax.tf._host import jnp, lax
+from replicax.tf._op_tables import namespace_of, pair
 from replicax.tf._operations import operations
-from replicax.tf._ops import as_axis, as_shape, convert_to_tensor, namespace_of, pair
+from replicax.tf._ops import as_axis, as_shape, convert_to_tensor
 from replicax.tf._types import TensorLike
 
 # Activations.

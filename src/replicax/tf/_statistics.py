@@ -8,8 +8,9 @@ import numpy as np
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
 from replicax.tf._host import jnp, lax, on_jax
+from replicax.tf._op_tables import pair
 from replicax.tf._operations import operations
-from replicax.tf._ops import as_axis, as_int, convert_to_tensor, pair
+from replicax.tf._ops import as_axis, as_int, convert_to_tensor
 from replicax.tf._types import DTypeLike, TensorLike
 
 
