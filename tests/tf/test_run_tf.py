@@ -15,7 +15,8 @@ pytestmark = pytest.mark.processes
 def replicax(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs the command `replicax` in a folder."""
     environment = {**os.environ, "REPLICAX_VIRTUAL_DEVICES": "CPU:2", **variables}
-    environment.pop("KERAS_BACKEND", None)
+    for name in ("KERAS_BACKEND", "GLIBC_TUNABLES"):
+        environment.pop(name, None)
     command = [sys.executable, "-m", "replicax", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
@@ -64,6 +65,14 @@ if __name__ == "__main__":
     report = (tmp_path / "names.txt").read_text()
     assert "beside.py\n  keras.layers, line 1: runs\n" in report
     assert "  keras.Sequential, line 22: runs\n" in report and "0 are missing" in report
+
+
+def test_a_program_keeps_large_buffers_unless_told_not_to(tmp_path):
+    code = "import os, platform\nprint(platform.libc_ver()[0], os.environ.get('GLIBC_TUNABLES'))"
+    (tmp_path / "shown.py").write_text(code)
+    library, tunables = replicax(tmp_path, "run-tf", "shown.py").stdout.split()
+    assert ("malloc.mmap_threshold=" in tunables) == (library == "glibc")
+    assert replicax(tmp_path, "run-tf", "--no-tuning", "shown.py").stdout.split()[1] == "None"
 
 
 def test_a_name_that_is_missing_ends_the_program_and_stands_in_the_report(tmp_path):

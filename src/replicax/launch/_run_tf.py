@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from replicax._base import program_arguments, tensorflow_programs
+from replicax.launch._environment import with_large_pages
 
 _DESCRIPTION = """\
 Run a program of TensorFlow's as it is, on JAX: `import tensorflow` gives it, and the libraries that it imports,
@@ -28,11 +29,13 @@ Processes that the program starts get the same names. `replicax launch --tf` sta
 
 def parser(name: str) -> argparse.ArgumentParser:
     """Returns the parser of the options and of the program's own arguments."""
-    result = program_arguments.parser(name, "[--report[=FILE]]", _DESCRIPTION, _EPILOG)
+    result = program_arguments.parser(name, "[--report[=FILE]] [--no-tuning]", _DESCRIPTION, _EPILOG)
     text = (
         """when the program ends, say which names of TensorFlow it uses, and which are missing: on stderr, or in FILE"""
     )
     result.add_argument("--report", metavar="FILE", nargs="?", const="-", help=text)
+    text = "leave GLIBC_TUNABLES as it is; else Linux's C library keeps large buffers for the next step"
+    result.add_argument("--no-tuning", action="store_true", help=text)
     return result
 
 
@@ -40,6 +43,8 @@ def main(arguments: Sequence[str], name: str) -> int:
     """Runs the program in place of this process, where the system can; returns its exit status where not."""
     given = parser(name).parse_args(_with_values(arguments))
     variables = tensorflow_programs.environment(os.environ)
+    if not given.no_tuning:
+        variables = with_large_pages(variables)
     if given.report is not None:
         variables["REPLICAX_TF_REPORT"] = given.report if given.report == "-" else os.path.abspath(given.report)
     command = [sys.executable, *(["-m"] if given.module else []), given.program, *given.arguments]
