@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+LIMIT = 300.0  # seconds of a program: processes take long to start on a busy machine
+
 START = """
 import os, random, time, types
 from replicax._data import parallel_map, worker_processes
@@ -49,7 +51,8 @@ while not elsewhere and time.monotonic() < deadline:
 assert 1 <= len(elsewhere) <= 2, elsewhere
 found = next(parallel)  # all of a later pass is computed there
 assert HERE not in {int(p) for batch in found for p in batch[4]} and told(found) == told(next(alone))
-"""
+""",
+        timeout=LIMIT,
     )
 
 
@@ -88,7 +91,8 @@ for function, arrays, some_are_sent in [(shares, vectors, True), (positive, larg
         if sent or not some_are_sent or time.monotonic() > deadline:
             break
     assert bool(sent) == some_are_sent
-"""
+""",
+        timeout=LIMIT,
     )
 
 
@@ -143,7 +147,8 @@ for function in [
     assert set(until_given_up(function)) == {HERE}
 assert not started
 assert len(calls) % len(WORDS) == 0 and calls == WORDS * (len(calls) // len(WORDS))
-"""
+""",
+        timeout=LIMIT,
     )
 
 
@@ -174,5 +179,6 @@ for number, function in enumerate([
     assert len(started) == number + 2 and "cannot do all" in given_up[0], given_up
 assert set(until_given_up(lambda word: process(word) + integer(tf.keras.random.uniform([])))) == {HERE}
 assert set(until_given_up(lambda word: process(word) + integer(noisy()))) == {HERE}
-"""
+""",
+        timeout=LIMIT,
     )
