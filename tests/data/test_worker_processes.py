@@ -194,6 +194,25 @@ def test_a_function_that_cannot_be_made_there_is_called_here(caplog, capfd):
     assert capfd.readouterr().err == ""
 
 
+def _raised_here(process):
+    raise OSError(f"not in {process}")
+
+
+class Unreadable(NamedTuple):
+    number: np.ndarray
+
+    def __reduce__(self):
+        return _raised_here, (HERE,)
+
+
+def test_results_that_cannot_be_read_are_made_here(caplog):
+    found = list(in_processes(R(4), lambda x: Unreadable(x * 2)).as_numpy_iterator())
+    assert [int(x.number) for x in found] == [0, 2, 4, 6]
+    assert "its results cannot be read: not in" in caplog.text
+    others = in_processes(R(4), lambda x: (x, os.getpid())).as_numpy_iterator()
+    assert HERE not in {process for _, process in others}  # other functions still have their processes
+
+
 def test_what_cannot_go_to_a_process_is_an_error():
     lock = threading.Lock()
 

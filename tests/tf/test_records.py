@@ -18,6 +18,16 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent / "tf_records"
+# The beginning of a program: `sizes` gets how many records are parsed together each time.
+COUNTED = """
+        from replicax.tf import _parse
+        sizes = []
+        original = _parse._Batch.__init__
+        def counted(self, plan, records, *rest):
+            sizes.append(len(records))
+            original(self, plan, records, *rest)
+        _parse._Batch.__init__ = counted
+"""
 
 
 def difference(expected, got, where=""):
@@ -107,9 +117,9 @@ def test_checkpoints_have_tables_that_change(run_tf):
 
 def test_single_records_are_parsed_with_their_neighbors(run_tf):
     run_tf(
-        """
+        COUNTED
+        + """
         from replicax._data import record_blocks
-        from replicax.tf import _parse
 
         def example(**features):
             kinds = {int: ("int64_list", tf.train.Int64List), bytes: ("bytes_list", tf.train.BytesList)}
@@ -129,25 +139,19 @@ def test_single_records_are_parsed_with_their_neighbors(run_tf):
         def parse(record):
             parsed.append(1)
             return tf.io.parse_single_example(record, features)
-        batches = []
-        original = _parse._Batch.__init__
-        def counted(self, plan, records, *rest):
-            batches.append(len(records))
-            original(self, plan, records, *rest)
-        _parse._Batch.__init__ = counted
 
         expected = [7 if i == 150 else i for i in range(300)]
         for dataset in (
             tf.data.TFRecordDataset(path).map(parse),
             tf.data.TFRecordDataset(path).shuffle(100, seed=1).map(parse, num_parallel_calls=3),
         ):
-            del batches[:]
+            del sizes[:]
             found = list(dataset.as_numpy_iterator())
             assert sorted(int(x["number"]) for x in found) == sorted(expected)
             assert all(x["text"].tolist() == [b"none" if x["number"] == 7 and x["text"][0] == b"none" else
                                               b"t%d" % x["number"]] for x in found)
             assert found[0]["number"].dtype == np.int64 and found[0]["number"].shape == ()
-            assert sum(batches) < 700 and len(batches) < 20, batches  # groups of 128, not one by one
+            assert sum(sizes) < 700 and len(sizes) < 20, sizes  # groups of 128, not one by one
 
         # A record that is not as asked for fails by itself.
         strict = {"number": tf.io.FixedLenFeature([], tf.int64)}
@@ -188,11 +192,11 @@ def test_single_records_are_parsed_with_their_neighbors(run_tf):
         with tf.io.TFRecordWriter(many) as writer:
             for i in range(64 * 200):
                 writer.write(example(number=i, text=b"t"))
-        del batches[:]
+        del sizes[:]
         number = {"number": tf.io.FixedLenFeature([], tf.int64)}
         few = tf.data.TFRecordDataset(many).shard(64, 1).map(lambda record: tf.io.parse_single_example(record, number))
         found = [int(x["number"]) for x in few]
-        assert found == list(range(1, 64 * 200, 64)) and sum(size > 1 for size in batches) < 110, batches
+        assert found == list(range(1, 64 * 200, 64)) and sum(size > 1 for size in sizes) < 110, sizes
 
         # What is known about records, and what they have become, is bounded, also before anything asks for neighbors.
         record_blocks._is_used = False
@@ -263,7 +267,8 @@ def test_preprocessing_layers_stay_on_the_host_in_functions_of_datasets(run_tf):
 
 def test_rows_of_records_parsed_together_are_apart(run_tf):
     run_tf(
-        """
+        COUNTED
+        + """
         from replicax._data import calls
 
         def example(i):
@@ -329,13 +334,6 @@ def test_rows_of_records_parsed_together_are_apart(run_tf):
         check(list(records.map(one_before).as_numpy_iterator()), [0, *order[:-1]])
 
         # Small batches are parsed with their neighbors too, but for those whose records were not read together.
-        from replicax.tf import _parse
-        sizes = []
-        original = _parse._Batch.__init__
-        def counted(self, plan, records, *rest):
-            sizes.append(len(records))
-            original(self, plan, records, *rest)
-        _parse._Batch.__init__ = counted
         def parse_batch(batch):
             found = tf.io.parse_example(batch, features)
             mine = found["number"].numpy()

@@ -48,7 +48,7 @@ class _Trial:
     They are where the function waits, for a file or a network, and where it makes large arrays: Python's lock is free
     meanwhile. Calls that do neither would wait for each other, and each waiting costs.
 
-    A function that does not wait may get processes of its own.
+    Other processes are for functions that do not wait.
     """
 
     CALLS = 4

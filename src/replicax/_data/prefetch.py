@@ -32,7 +32,7 @@ class _Advancing(threading.local):
     """The iterators, by their locks, for which this thread makes an element, and the worker whose iterators they are.
 
     Workers are those of a cluster with parameter servers, which may all be in this process; None elsewhere. A thread
-    reads ahead if it does nothing else.
+    reads ahead if it only makes elements ahead of their use.
     """
 
     def __init__(self) -> None:

@@ -56,7 +56,7 @@ _log = logging.getLogger("replicax.data")
 
 
 class _Failed(Exception):
-    """A process cannot make a function of its job: it says why."""
+    """A process cannot make a function of its job, or this one has no use for its results: it says why."""
 
 
 class _Job:
@@ -104,7 +104,11 @@ class _Process:
         self.link.send(head)
         self.link.send(request)
         while True:
-            answer = pickle.loads(self.link.receive())
+            message = self.link.receive()
+            try:
+                answer = pickle.loads(message)
+            except Exception as error:  # such as a class that this process does not have
+                raise _Failed(f"its results cannot be read: {error}") from error
             if isinstance(answer, list):
                 break
             if answer[0] == "failed":

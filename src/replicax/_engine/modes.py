@@ -50,23 +50,23 @@ class CreatesVariables(Abort):
     """Ends the tracing of a function that makes a variable: its first call runs eagerly."""
 
 
-_variables_refused: list[str] = []  # why there are none here
+_state_refused: list[str] = []  # why this process has none
 
 
-def refuse_variables(why: str) -> None:
-    """Makes each new variable of this process an error, for good."""
-    _variables_refused.append(why)
+def refuse_state(why: str) -> None:
+    """Makes the use of the program's state an error in this process, for good: see `check_state`."""
+    _state_refused.append(why)
 
 
-def check_variables() -> None:
-    """Raises RuntimeError where variables, and what else the program keeps, are refused."""
-    if _variables_refused:
-        raise RuntimeError(_variables_refused[0])
+def check_state() -> None:
+    """Raises RuntimeError where state is refused: variables, Python functions, counters of random numbers."""
+    if _state_refused:
+        raise RuntimeError(_state_refused[0])
 
 
 def note_creation() -> None:
     """Refuses or postpones tracing where a variable is about to be made."""
-    check_variables()
+    check_state()
     if frames.is_tracing():
         if of_thread.no_creation:
             raise ValueError(

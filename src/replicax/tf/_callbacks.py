@@ -12,6 +12,7 @@ from jax.experimental import io_callback
 from replicax._base.messages import shown
 from replicax._base.specs import TensorSpec, as_dtype
 from replicax._base.types import Tree
+from replicax._engine import modes
 from replicax._tracing import frames
 from replicax.tf._host import jnp
 from replicax.tf._ops import convert_to_tensor, known
@@ -23,20 +24,11 @@ _Kinds: TypeAlias = "_Kind | list[_Kind] | tuple[_Kind, ...]"
 _INSTEAD = "Pass `Tout` as tf.TensorSpec with known shapes, or call it outside of compiled code."
 
 
-_refused: list[str] = []  # why no Python function may be called
-
-
-def refuse() -> None:
-    """Has Python functions refused from now on: in a process whose changes the program would not see."""
-    _refused.append("A Python function is called in the program's own process alone.")
-
-
 def _called(
     func: Callable[..., Tree], inp: Iterable[TensorLike], tout: _Kinds, given: Callable[[TensorLike], object]
 ) -> Tree:
     """Calls `func` with the inputs, converted by `given`, and converts its results (one, a list or none) to `tout`."""
-    if _refused:
-        raise RuntimeError(_refused[0])
+    modes.check_state()
     several = isinstance(tout, (list, tuple))
     kinds: list[_Kind] = list(tout) if isinstance(tout, (list, tuple)) else [tout]
 

@@ -36,7 +36,7 @@ from replicax._data.functions import ElementFunction
 from replicax._data.reading import FunctionSeeds, Reading
 from replicax._engine import modes
 from replicax._tracing import frames
-from replicax.tf import _callbacks, _host, _imports, _random_keys
+from replicax.tf import _host, _imports, _random_keys
 from replicax.tf._ops import convert_to_tensor
 
 # A function is compiled for so many signatures of elements, such as those of full and of last batches. Elements of
@@ -147,13 +147,12 @@ class _NoKeras(importlib.abc.MetaPathFinder):
 
 
 def _prepare_process(installed: bool) -> None:
-    """Prepares this process for functions of another one: here no variable and no Python function is that one's."""
+    """Prepares this process for functions of another one, whose state it does not have."""
     if installed:
         _imports.install()
     if not any(isinstance(finder, _NoKeras) for finder in sys.meta_path):
         sys.meta_path.insert(0, _NoKeras())
-    modes.refuse_variables("Variables are the program's own: another process would not see their changes.")
-    _callbacks.refuse()
+    modes.refuse_state("The state of a program is in its own process: another one would not see what changes.")
 
 
 class _Traced:

@@ -165,7 +165,7 @@ class _OfFunction:
         with _lock:
             if (tag, number) not in self._states:
                 if not isinstance(self, OfElements):
-                    modes.check_variables()
+                    modes.check_state()
                 with jax_internals.untraced():  # the function may be traced
                     first = self._restored.pop((tag, number), None)
                     state = ResourceVariable(self._first(tag) if first is None else first, trainable=False, name="seed")
@@ -358,7 +358,7 @@ _saved = _Saved()
 
 def _dataset_seed() -> int | None:
     """Returns a seed for a dataset that was given none, if `set_seed` was called."""
-    modes.check_variables()
+    modes.check_state()
     if _seed is None:
         return None
     start, count = _datasets.take((), 0)
