@@ -18,7 +18,7 @@ TENSORFLOW_VERSION ?= tensorflow-cpu==2.21.*
 # Arguments for pytest: make test PYTEST_ARGS="-k reduce"
 PYTEST_ARGS ?=
 
-# Before a program that computes with large buffers (docs/launch.md); `make LARGE_PAGES=` goes without. What the user
+# Before a program that computes with large buffers (docs/how-to/launch.md); `make LARGE_PAGES=` goes without. What the user
 # has set stays. C libraries but that of Linux do not know the variable.
 GLIBC := glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296
 LARGE_PAGES ?= GLIBC_TUNABLES="$${GLIBC_TUNABLES:-$(GLIBC)}"

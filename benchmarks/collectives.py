@@ -5,7 +5,8 @@
     python benchmarks/collectives.py --processes 2 --devices ''             # between processes alone
 
 All sides take turns in one run, round by round, so that what else the machine does hits them alike. Every call is
-awaited before the next; the inputs are arguments, and stay as they are. docs/performance.md says what came out.
+awaited before the next; the inputs are arguments, and stay as they are. The
+page on performance says what came out.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 The MLP of step.py over 12,800 rows in memory, shuffled anew in each epoch, in global batches of 64: 200 steps. What
 counts is what comes with each: taking the rows, moving them to the devices, the call. All sides take turns, round by
-round; a round is some epochs, each awaited at its end. `docs/performance.md` says what each contender does.
+round; a round is some epochs, each awaited at its end. `docs/explanation/performance.md` says what each contender does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Makes the tables and the pictures of docs/performance.md from the numbers that all.py wrote.
+"""Makes the tables and the pictures of docs/explanation/performance.md from the numbers that all.py wrote.
 
-    python benchmarks/report.py results.json                # into docs/performance.md and docs/images
+    python benchmarks/report.py results.json                # into docs/explanation/performance.md and docs/images
     python benchmarks/report.py results.json --print        # the tables alone, to the terminal
 
 A table stands between two comments, `<!-- table: NAME -->` and `<!-- end -->`, and is put in the place of what was
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from sides import BARS, BY_HAND, HERE, TENSORFLOW, Bar, Table, best, ratio
 
-PAGE = HERE.parent / "docs" / "performance.md"
+PAGE = HERE.parent / "docs" / "explanation" / "performance.md"
 IMAGES = HERE.parent / "docs" / "images"
 
 

@@ -7,7 +7,7 @@
 Each model is written four times: with replicax; with `jax.jit` of the whole batch and arrays that have a
 `NamedSharding`; in `jax.shard_map`, where `jax.checkpoint` has the backward pass repeat the gathers; and the same,
 which keeps what it has gathered. For each number of replicas one process holds all four, which take turns; the medians
-of the rounds are shown, and those of the rounds' ratios. docs/performance.md says what came out.
+of the rounds are shown, and those of the rounds' ratios. docs/explanation/performance.md says what came out.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@
     python benchmarks/step.py --first-step 1,64            # the time to the first step
 
 All sides take turns in one run, round by round, so that what else the machine does hits them alike; the medians of the
-rounds are shown, and the medians of the rounds' ratios. docs/performance.md says what is compared, and what came out.
+rounds are shown, and the medians of the rounds' ratios. The page on performance says what is compared, and what came
+out.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     REPLICAX_PLAN_PYTHON=/path/to/python/with/jax[tpu] python benchmarks/tpu.py
 
 The real compiler for TPUs says what each program takes: the memory of its temporaries on a chip, its collectives, and
-how many of these overlap with computation. Nothing runs, so nothing here depends on the machine. docs/performance.md
-has the table.
+how many of these overlap with computation. Nothing runs, so nothing here depends on the machine. The page on
+performance has the table.
 """
 
 from __future__ import annotations

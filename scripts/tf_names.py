@@ -1,4 +1,4 @@
-"""Writes docs/tf-names.md from the tables of `replicax.tf`.
+"""Writes docs/reference/tf-names.md from the tables of `replicax.tf`.
 
 python scripts/tf_names.py [--check]
 """
@@ -15,7 +15,7 @@ import replicax.tf as tf
 from replicax.tf import _absent
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "tf-names.md"
+PAGE = ROOT / "docs" / "reference" / "tf-names.md"
 RECORD = ROOT / "tests" / "tf" / "tf_ops" / "tensorflow.json"  # has TensorFlow's names
 
 HEAD = """# Names of TensorFlow in replicax.tf

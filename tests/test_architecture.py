@@ -1,4 +1,4 @@
-"""docs/architecture.md names packages, files and functions that are there."""
+"""docs/explanation/architecture.md names packages, files and functions that are there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from test_layers import PACKAGES
 from replicax._strategies.replicated import MirroringExtended, ReplicatedExtended
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
 SOURCE = ROOT / "src" / "replicax"
 LONGEST = 8  # files in a walk
 
@@ -60,4 +60,4 @@ def test_files_that_the_page_names_are_there():
     named = set(re.findall(r"`((?:_?\w+/)+\w+\.py|\w+\.py)`", PAGE))
     places = [SOURCE, ROOT, *(SOURCE / package for package in PACKAGES)]
     gone = [name for name in named if not any((place / name).is_file() for place in places)]
-    assert named and not gone, f"docs/architecture.md names files that are not there: {gone}"
+    assert named and not gone, f"docs/explanation/architecture.md names files that are not there: {gone}"

@@ -58,16 +58,52 @@ def test_every_public_name_is_documented(namespace):
     assert not undocumented, f"Without a docstring: {undocumented}"
 
 
+# Every page with ```python blocks.
 DOCUMENTS = [
-    "README.md",
-    "docs/parameter-servers.md",
-    "docs/exact-resume.md",
-    "docs/large-models.md",
-    "docs/preemption.md",
-    *(f"docs/{name}.md" for name in ("guide", "keras", "nnx", "checkpoints", "autograph", "profiling", "planning")),
-    "docs/remote-calls.md",
-    "docs/tf-data.md",
+    path.relative_to(ROOT).as_posix()
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if re.search(r"^```python$", path.read_text(encoding="utf-8"), re.MULTILINE)
 ]
+
+
+# Runs the blocks of a document, and holds what a line prints against the comment behind it or below it.
+RUNNER = r'''
+import builtins, linecache, re, sys
+
+linecache.cache[document] = (0, None, lines, document)  # AutoGraph reads the source of functions
+wrong = []
+printed = {}
+
+def record(*values, sep=" ", end="\n", file=None):
+    show(*values, sep=sep, end=end, file=file)
+    frame = sys._getframe(1)
+    if file is None and frame.f_code.co_filename == document:
+        printed.setdefault(frame.f_lineno, []).append(sep.join(map(str, values)))
+
+def comment(number):
+    """The comment behind a line, or the lines of comment below it."""
+    behind = re.search(r"\S.*?  # (.*)$", lines[number - 1])
+    if behind:
+        return behind.group(1)
+    below = []
+    while number < len(lines) and re.match(r"# ", lines[number]):
+        below.append(lines[number].strip()[2:])
+        number += 1
+    return " ".join(below)
+
+show, builtins.print = print, record
+for source in sources:
+    exec(compile(source, document, "exec"))
+for number, texts in printed.items():
+    said = " ".join(comment(number).split())
+    # "..." stands for what is left out, and a remark may follow the output. What is printed again is shown once.
+    elided = ".*".join(re.escape(part.strip()) for part in said.split("..."))
+    shown = [" ".join(" ".join(each).split()) for each in (texts, dict.fromkeys(texts))]
+    if said and not any(each and (said.startswith(each) or re.fullmatch(elided, each)) for each in shown):
+        wrong.append(f"line {number} prints {shown[0]!r}, and its comment says {said!r}")
+if wrong:
+    sys.exit("\n".join(wrong))
+'''
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -75,15 +111,11 @@ def test_the_examples_of_the_documents_run(document, run_python):
     """The ```python blocks, one after the other in one program. A ```py block is not run."""
     text = (ROOT / document).read_text(encoding="utf-8")
     blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
-    assert blocks, f"{document} has no ```python block"
     # Blank lines in front of a block: an error then names the document's own line.
     sources = ["\n" * text.count("\n", 0, block.start(1)) + block.group(1) for block in blocks]
     for source in sources:
         ast.parse(source, document)
-    # AutoGraph reads the source of functions, as if the document were a program's file.
-    program = f"import linecache\nlines = {text.splitlines(keepends=True)!r}\n"
-    program += f"linecache.cache[{document!r}] = (0, None, lines, {document!r})\n"
-    program += f"for source in {sources!r}:\n    exec(compile(source, {document!r}, 'exec'))\n"
+    program = f"document, lines, sources = {document!r}, {text.splitlines(keepends=True)!r}, {sources!r}\n{RUNNER}"
     done = run_python(program, timeout=180, env={"REPLICAX_VIRTUAL_DEVICES": README_DEVICES})
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
@@ -125,13 +157,48 @@ def test_hints_to_install_name_libraries_and_work_without_replicax_on_an_index()
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert doc_pages.install("flax") == "pip install 'flax>=0.12.8' (replicax's extra 'flax')"
     assert doc_pages.install("data") == "pip install google-crc32c grain protobuf (replicax's extra 'data')"
-    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     texts = {path: path.read_text(encoding="utf-8") for path in sources if path.name != "doc_pages.py"}
     assert not [path for path, text in texts.items() if re.search(r"pip install '?replicax\[", text)]
     called = {name for text in texts.values() for name in re.findall(r"\binstall\(['\"](\w+)", text)}
     assert called and called <= set(extras)
-    pages = {name for text in texts.values() for name in re.findall(r"doc_pages\.page\(['\"]([\w.-]+)", text)}
-    assert pages and all(Path(doc_pages.page(name)).is_file() for name in pages)
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors of a page's headings, as forges and the site make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_messages_and_docstrings_name_pages_and_sections_that_are_there():
+    named = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"docs/[\w/-]+\.md", text), f"{path} names a file of the repository"
+        named |= set(re.findall(r"replicax docs ([\w/#-]+)|doc_pages\.page\(['\"]([\w/#-]+)", text))
+    named = {command or call for command, call in named}
+    assert len(named) > 5
+    for name in named:
+        page, _, anchor = name.partition("#")
+        path = ROOT / "docs" / f"{page}.md"
+        assert path.is_file(), f"There is no page {page}"
+        assert not anchor or anchor in anchors(path), f"{page} has no section {anchor}"
+
+
+def test_a_page_is_cited_by_its_address_where_the_package_knows_the_site(monkeypatch):
+    import email.message
+    import importlib.metadata
+
+    from replicax._base import doc_pages
+
+    assert doc_pages.page("how-to/launch") == "`replicax docs how-to/launch`"
+    metadata = email.message.Message()
+    metadata["Version"] = "1.2.3"
+    metadata["Project-URL"] = "Documentation, https://example.org/replicax/"
+    monkeypatch.setattr(importlib.metadata, "metadata", lambda name: metadata)
+    assert doc_pages.page("how-to/launch") == "https://example.org/replicax/1.2.3/how-to/launch.html"
+    assert doc_pages.page("how-to/launch#slurm") == "https://example.org/replicax/1.2.3/how-to/launch.html#slurm"
 
 
 def test_import_is_light(run_python):

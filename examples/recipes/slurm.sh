@@ -13,7 +13,7 @@ set -uo pipefail
 
 # From version 22.05 on srun no longer takes this number from sbatch by itself.
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
-# Large pages for large buffers; see docs/launch.md.
+# Large pages for large buffers; see docs/how-to/launch.md.
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:+$GLIBC_TUNABLES:}glibc.malloc.hugetlb=1"
 # For the program, which reads its last checkpoint when this is not 0.
 export REPLICAX_RESTART_COUNT="${SLURM_RESTART_COUNT:-0}"

@@ -1,7 +1,7 @@
 """The programming model of tf.distribute on JAX.
 
 Write what one replica does; a `Strategy` runs it on every replica, keeps the variables in step, splits the input and
-reduces the results. The names have docstrings with examples; docs/guide.md is the guide.
+reduces the results. The names have docstrings with examples; `replicax docs` lists the pages of the documentation.
 """
 
 import importlib as _importlib

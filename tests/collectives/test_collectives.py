@@ -593,7 +593,10 @@ def test_packs_come_one_after_the_other_and_those_of_the_last_tensors_first():
 
 
 def bound(narrow, n, op):
-    """How large the error may be, as a part of the sum of the values' magnitudes; derived in docs/guide.md."""
+    """How large the error may be, as a part of the sum of the values' magnitudes.
+
+    It is derived in docs/explanation/communication.md.
+    """
     unit = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[narrow]
     return (1 + unit) ** n * (1 + 2.0**-24) ** (op is MEAN) - 1
 

@@ -1,4 +1,4 @@
-"""A way to reduce of one's own, made as docs/architecture.md says: the replicas' values one after the other."""
+"""A way to reduce of one's own, made as the page on the architecture says: the replicas' values one after the other."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Hundredfold(InReplicaOrder):
 
 @ways
 def test_variables_and_reduce_add_up_without_it(way):
-    """As TensorFlow does on CPU devices; see docs/differences.md."""
+    """As TensorFlow does on CPU devices; see docs/reference/differences.md."""
     strategy = strategy_with(Hundredfold(), 2)
     with strategy.scope():
         v = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM)

@@ -1,7 +1,7 @@
 """What TensorFlow does, program by program: facts.json holds programs and what TensorFlow 2.21 prints for them.
 
 Each program runs on `replicax.tf`. Either it prints the same to the letter, or what differs is written down: in
-facts/NUMBER.diff (lines of TensorFlow's with `-`, ours with `+`), with the reason in docs/differences.md.
+facts/NUMBER.diff (lines of TensorFlow's with `-`, ours with `+`), with the reason in docs/reference/differences.md.
 
 To look at the differences anew after a change: REPLICAX_WRITE_FACTS=1 pytest tests/conformance/test_facts.py
 """
@@ -18,7 +18,7 @@ import pytest
 
 HERE = pathlib.Path(__file__).parent / "facts"
 FACTS = json.loads((HERE / "facts.json").read_text())["facts"]
-DIFFERENCES = pathlib.Path(__file__).parents[2] / "docs" / "differences.md"
+DIFFERENCES = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "differences.md"
 
 # Names of JAX's own that differ from one of its versions to the next.
 VERSIONS = [
@@ -59,7 +59,7 @@ def difference(expected, got):
     text = "\n".join(line.rstrip() for line in lines if not line.startswith(("---", "+++", "@@")))
     for pattern, name in VERSIONS:
         text = re.sub(pattern, name, text)
-    return text.replace(str(DIFFERENCES.parent), "docs")
+    return text.replace(str(DIFFERENCES.parents[1]), "docs")
 
 
 def check(fact, text):
@@ -91,7 +91,7 @@ def test_facts_of_several_workers(tmp_path, subtests):
 
 
 def test_every_difference_is_explained():
-    """Each fact that differs stands in docs/differences.md, and none that does not."""
+    """Each fact that differs stands in docs/reference/differences.md, and none that does not."""
     differing = {int(path.stem) for path in HERE.glob("*.diff")}
     covered = {fact["number"] for fact in FACTS}
     named = set()

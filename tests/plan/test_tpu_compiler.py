@@ -1,6 +1,6 @@
 """Steps of the benchmarks' models compiled by XLA for TPUs that are not there: their memory and their collectives.
 
-They need `REPLICAX_PLAN_PYTHON` (see docs/planning.md); `make test` has it.
+They need `REPLICAX_PLAN_PYTHON` (see docs/how-to/planning.md); `make test` has it.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""A strategy of one's own, made as docs/architecture.md says: variables on the first of several devices only."""
+"""A strategy of one's own, made as the architecture page says: variables on the first of several devices only."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ tests/tf/tf_libraries/cases.txt has expressions, and tensorflow.json what Tensor
     cd tests/tf
     python tf_records/run.py tensorflow tf_libraries/tensorflow.json tf_libraries/cases.txt
 
-`scripts/library_tests.py` runs the tests of a library itself; docs/libraries.md has what it found.
+`scripts/library_tests.py` runs the tests of a library itself; docs/reference/libraries.md has what it found.
 """
 
 from __future__ import annotations

@@ -115,11 +115,11 @@ def imports(text):
 raises(ImportError, imports("from tensorflow import audio"), "'audio' (train.py:1)", "librosa")
 raises(ImportError, imports("from replicax.tf import audio"), "'audio' (train.py:1)", "librosa")
 raises(ImportError, imports("\\nfrom tensorflow.nn import RNNCell"), "'nn.RNNCell' (train.py:2)", "flax.nnx.RNN")
-raises(ModuleNotFoundError, imports("import tensorflow.contrib.slim"), "'contrib' (train.py:1)", "tf-names.md")
+raises(ModuleNotFoundError, imports("import tensorflow.contrib.slim"), "'contrib' (train.py:1)", "reference/tf-names")
 raises(ModuleNotFoundError, imports("import tensorflow.python.nosuch"), "'python.nosuch' (train.py:1)")
 raises(ImportError, imports("from tensorflow.python.ops.math_ops import nosuch"), "python.ops.math_ops.nosuch")
 raises(ModuleNotFoundError, imports("import tensorflow.Tensor"), "no module")
 raises(AttributeError, imports("tf.audio.decode_wav"), "'audio' (train.py:1)", "librosa")
 config = "from tensorflow.core.protobuf import config_pb2; config_pb2.GraphDef()"
-raises(AttributeError, imports(config), "config_pb2.GraphDef", "tf-names.md")
+raises(AttributeError, imports(config), "config_pb2.GraphDef", "reference/tf-names")
 """)

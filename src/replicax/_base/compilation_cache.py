@@ -25,8 +25,8 @@ def set_compilation_cache(path: str | os.PathLike[str] | None) -> None:
 
     JAX's persistent cache in one call, for small programs too, which JAX leaves out by itself. It may be called at any
     time; what this process has compiled before stays as it is. `REPLICAX_COMPILATION_CACHE` in the environment does the
-    same from the start, `default` stands for a folder in the user's cache directory (docs/launch.md), which `replicax
-    run-tf` uses, and `off` for none. Nothing is removed from a folder that is given;
+    same from the start: `default` stands for a folder in the user's cache directory, which `replicax run-tf` uses, and
+    `off` for none; see `replicax docs how-to/launch#compiled-programs`. Nothing is removed from a folder that is given;
     `jax_compilation_cache_max_size` sets a limit.
 
     Args:

@@ -1,4 +1,4 @@
-"""Libraries to install and pages to read, as messages name them in a checkout and in an installed package."""
+"""Libraries to install and pages to read, as messages name them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,40 @@ def install(extra: str) -> str:
 
 
 def page(name: str) -> str:
-    """Returns the path of a page of the documentation: in the installed package, or in the checkout that it runs from.
+    """Returns where a page of the documentation is read: its address in the site, or the command that shows it.
 
-    >>> page("guide.md").endswith("docs/guide.md")
-    True
+    A release knows the site's address from its metadata. Elsewhere it is the command, which shows the copy of the page
+    that is installed with the package.
+
+    Args:
+        name: a page such as "how-to/launch", which may be followed by "#" and the anchor of one of its sections.
+
+    >>> page("how-to/launch#slurm")
+    '`replicax docs how-to/launch#slurm`'
     """
-    folders = (_PACKAGE / "docs", _PACKAGE.parents[1] / "docs")
-    found = next((folder / name for folder in folders if (folder / name).is_file()), Path("docs") / name)
-    return found.as_posix()
+    site = _site()
+    if site is None:
+        return f"`replicax docs {name}`"
+    path, _, anchor = name.partition("#")
+    return f"{site}/{path}.html" + (f"#{anchor}" if anchor else "")
+
+
+def _site() -> str | None:
+    """Returns the address of this version's site, or None where the package's metadata has none."""
+    import importlib.metadata
+
+    try:
+        metadata = importlib.metadata.metadata("replicax")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for entry in metadata.get_all("Project-URL") or ():
+        label, _, address = entry.partition(",")
+        if label.strip() == "Documentation":
+            return f"{address.strip().rstrip('/')}/{metadata['Version']}"
+    return None
+
+
+def folder() -> Path:
+    """Returns the folder of the documentation's pages: the package's copy, or the checkout's."""
+    installed = _PACKAGE / "docs"
+    return installed if installed.is_dir() else _PACKAGE.parents[1] / "docs"

@@ -144,7 +144,7 @@ class InputOptions(_InputOptions):
             small and their rows lie in arrays, so that nobody sees it.
         pad_last_batch: whether the replicas' parts of smaller batches are padded to the size of the others on the
             devices, so that a compiled function has one program for all of them. Results are those without padding.
-            See docs/guide.md, "Uneven batches".
+            See `replicax docs explanation/uneven-batches`.
     """
 
     __slots__ = ()
@@ -208,14 +208,15 @@ class CommunicationOptions:
 
     Args:
         bytes_per_pack: how many bytes of small tensors one all-reduce carries at the most. 0 packs tensors as it suits
-            the devices. docs/guide.md, "Communication", has the sizes.
+            the devices. `replicax docs explanation/communication#the-number-of-all-reduces` has the sizes.
         timeout_seconds: how long a step may wait for another process before all of them report where they stand and
             end; None for no limit.
         implementation: a `CommunicationImplementation` or its name.
         reduction_dtype: bfloat16 or float16, to send and add up wider floating point numbers in half the bytes or
             less; they come back in their own dtype. None adds up every dtype as it is. It holds for `all_reduce`,
             `reduce_to` and what makes use of them, such as optimizers; what `Strategy.reduce` and variables'
-            aggregation give stays exact. docs/guide.md has a bound of the error.
+            aggregation give stays exact. `replicax docs explanation/communication#the-dtype-of-the-reduction` has a
+            bound of the error.
 
     Raises:
         ValueError: `bytes_per_pack` is negative, the implementation is unknown, or `reduction_dtype` is another one.

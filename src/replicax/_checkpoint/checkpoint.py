@@ -381,7 +381,7 @@ class Checkpoint:
 
         To be called in the course of a training, between steps: what has changed since the program's first checkpoint
         was made counts. Printed, it says what each part is, where it was made, and what to do; see
-        docs/exact-resume.md for what cannot be known.
+        `replicax docs how-to/exact-resume` for what cannot be known.
 
         >>> import replicax as rx
         >>> steps, total = rx.Variable(0), rx.Variable(0.0, name="total")

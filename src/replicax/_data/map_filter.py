@@ -69,7 +69,7 @@ class Functions(Base):
                 functions that hold Python's lock, such as those of NumPy on small arrays. They get it by value at the
                 beginning of each pass, and need cloudpickle; what it changes in them does not come back. The first
                 element waits some seconds for them. With None, functions of `tf.data` get those that the environment
-                asks for (docs/tf-data.md); False is for none.
+                asks for (`replicax docs how-to/tf-data#in-other-processes`); False is for none.
 
         Raises:
             ValueError: `synchronous` or `use_processes` does not go with `num_parallel_calls`.

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from replicax._base import tracebacks
+from replicax._base import doc_pages, tracebacks
 from replicax._base.types import Tree
 
 # The number of elements from which on a message says what makes them all again.
@@ -74,7 +74,7 @@ def warn_of_making(count: int, what: str) -> None:
     if count >= MANY:
         tracebacks.warn(
             f"An iterator goes on after its element {count:,}. To come there, the elements before are made once more, "
-            f"since {what} cannot leave them out. See docs/exact-resume.md for sources that can."
+            f"since {what} cannot leave them out. See {doc_pages.page('how-to/exact-resume')} for sources that can."
         )
 
 

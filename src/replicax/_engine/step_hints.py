@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax._base import tracebacks
+from replicax._base import doc_pages, tracebacks
 from replicax._base.types import Tree
 from replicax._engine.modes import PythonCode
 from replicax._engine.signature import CallSignature, ProbedProgram
@@ -166,7 +166,8 @@ class StepHint:
             f"replicax: {_where(owner)}: `{owner.name}` takes one step a call, {self.calls} so far. A step takes "
             f"{_ms(period)} ms: the devices compute for {_ms(device)} ms, and the host takes {_ms(calling)} ms to call "
             f"the program. {advice} With {STEPS} steps a call a step would be {gain} times as fast; "
-            'see "Several steps a call" in docs/guide.md. `rx.config.hint_short_steps(False)` turns this hint off.\n'
+            f"see {doc_pages.page('how-to/input#several-steps-a-call')}. "
+            "`rx.config.hint_short_steps(False)` turns this hint off.\n"
         )
         with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream that is closed, or none
             sys.stderr.write(line)

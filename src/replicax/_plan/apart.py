@@ -89,5 +89,5 @@ def python_for(topology: Topology) -> str:
     raise PlanError(
         "To plan for TPUs, install XLA's compiler for them: `replicax plan --install` puts it in an environment of its "
         f"own, {environment.folder()}, since it changes how JAX starts. Or set {VARIABLE} to a Python that has "
-        f"jax[tpu] and flatbuffers. See {doc_pages.page('planning.md')}."
+        f"jax[tpu] and flatbuffers. See {doc_pages.page('how-to/planning')}."
     )

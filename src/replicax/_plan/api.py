@@ -23,7 +23,7 @@ def plan(step: Callable[..., Tree], batch: Tree = (), *, topology: str | int | S
 
     Nothing runs, and the variables' values are not used. The compiler is a process of its own: for TPUs it is XLA's
     own compiler, which `replicax plan --install` installs apart from your environment. `plan` needs the extra `plan`.
-    See docs/planning.md.
+    See `replicax docs how-to/planning`.
 
     Args:
         step: a `function`, or a function that is then compiled as one.

@@ -17,7 +17,7 @@ from replicax._plan import chips, environment, program
 _DESCRIPTION = """\
 Run a program up to its training step, without values, and compile the step for devices that are not there: what memory
 it needs on each, what it communicates, and how long it takes at least. Whatever the program does before its step really
-happens, such as writing and deleting files. See docs/planning.md.
+happens, such as writing and deleting files. See `replicax docs how-to/planning`.
 """
 
 _EPILOG = """\

@@ -29,7 +29,7 @@ class Server:
     """Runs functions that are registered with it for `Client`s in other processes.
 
     Everything that goes over the network is encrypted, and only clients that have the server's secret can call (see
-    docs/remote-calls.md). The server stops when it is deleted, or by `stop`.
+    `replicax docs how-to/remote-calls`). The server stops when it is deleted, or by `stop`.
     """
 
     @staticmethod

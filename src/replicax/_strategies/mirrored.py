@@ -60,13 +60,15 @@ class MirroredStrategy(Strategy):
         sharding_rules: how variables are split over a replica's devices: regular expressions, and for each the
             dimensions of `split_to_devices`, such as `{"mlp/up/kernel": (None, "model")}`. A variable is split by the
             first one that is found in its name: that of an `rx.Variable` with the path of a leaf in its pytree, or the
-            path of a Keras or NNX variable in its model. See docs/large-models.md.
+            path of a Keras or NNX variable in its model. See `replicax docs how-to/large-models`.
         shard_optimizer_state: each replica keeps and updates its part of the state of an `rx.Optimizer`: gradients are
             reduced and scattered, and new parameters gathered. With any optimizer the results are the same up to
-            rounding, and the state takes one nth of the memory on each of n devices. See docs/guide.md.
+            rounding, and the state takes one nth of the memory on each of n devices. See
+            `replicax docs explanation/communication#sharding-of-the-optimizers-state`.
         shard_variables: True, or a partitioner of `rx.partitioners`: each replica keeps a part of every variable that
             is not small, or that the partitioner divides, of its gradient and of its optimizer's state. Compiled
-            replicas gather a variable where they use it. The program is the same as without. See docs/guide.md.
+            replicas gather a variable where they use it. The program is the same as without. See
+            `replicax docs how-to/large-models`.
 
     Raises:
         DeviceError: a name does not parse, there is no such device, or the devices are no whole number of replicas.

@@ -1,6 +1,7 @@
 """`replicax launch`: starts the workers of a job, and acts as one with them.
 
-docs/launch.md is the guide; `replicax launch --help` lists the options. `python -m replicax.launch` is the same.
+`replicax docs how-to/launch` is the guide; `replicax launch --help` lists the options. `python -m replicax.launch` is
+the same.
 """
 
 from replicax.launch._cli import main

@@ -1,4 +1,4 @@
-"""Names of TensorFlow that `replicax.tf` lacks, and names that differ: the two tables behind docs/tf-names.md.
+"""Names of TensorFlow that `replicax.tf` lacks, and names that differ: the tables of the page of names.
 
 `ABSENT` maps a name, or the beginning of one, to a replacement, which the error for that name shows. The error for any
 other missing name points to the page that lists all names.
@@ -177,7 +177,7 @@ def message(name: str, otherwise: str = _OPERATIONS) -> str:
         asked[name, place] = None
     text = [f"replicax.tf has no {name!r} ({place}).", alternative(name) or otherwise]
     return " ".join(
-        [*(f"{part.rstrip('.')}." for part in text if part), f"{doc_pages.page('tf-names.md')} lists all names."]
+        [*(f"{part.rstrip('.')}." for part in text if part), f"{doc_pages.page('reference/tf-names')} lists all names."]
     )
 
 
