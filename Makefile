@@ -31,6 +31,7 @@ TEST := .venv-test
 NEWEST := .venv-newest
 TENSORFLOW := .venv-tensorflow
 PLAN := .venv-plan
+DOCS := .venv-docs
 
 PIP := -m pip --disable-pip-version-check install --quiet --quiet
 # Tests that run at a time: two more than two cores, since some wait for other processes more than they compute.
@@ -57,7 +58,7 @@ version_of = $(if $(1),$(shell $(1) -c 'import sys; print("%d.%d" % sys.version_
 VERSION := $(call version_of,$(PYTHON))
 VERSION_NEWEST := $(call version_of,$(PYTHON_NEWEST))
 
-.PHONY: help demo demo-workers test test-quick environments checked-environments test-python test-tpu-compiler test-newest tensorflow plan interpreters lint format bench clean
+.PHONY: help demo demo-workers test test-quick environments checked-environments test-python test-tpu-compiler test-newest tensorflow plan interpreters lint format docs docs-links bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -149,11 +150,17 @@ format: $(TEST)/.installed  ## mend style and format
 	$(TEST)/bin/ruff check --fix .
 	$(TEST)/bin/ruff format .
 
+docs: $(DOCS)/.installed  ## build the documentation site into build/site; every warning and broken link is an error
+	REPLICAX_VIRTUAL_DEVICES=GPU:4,CPU:1 $(DOCS)/bin/python site/build.py $(DOCS_ARGS)
+
+docs-links: $(DOCS)/.installed  ## ask for each address outside of the site that its pages link to
+	$(DOCS)/bin/python site/build.py --builder linkcheck --fast
+
 bench: $(TEST)/.installed  ## measure what a step costs
 	$(TEST)/bin/python benchmarks/step.py
 
 clean:  ## remove environments and what tools leave behind
-	rm -rf $(DEMO) $(TEST) $(NEWEST) $(TENSORFLOW) $(PLAN) build dist .hypothesis .jax_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(DEMO) $(TEST) $(NEWEST) $(TENSORFLOW) $(PLAN) $(DOCS) build dist .hypothesis .jax_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # All at once, since they wait for the index and the disk; whoever needs one makes it again where that failed.
@@ -180,6 +187,11 @@ $(TEST)/.installed: pyproject.toml
 $(NEWEST)/.installed: pyproject.toml
 	$(PYTHON_NEWEST) -m venv $(NEWEST)
 	$(NEWEST)/bin/python $(PIP) --upgrade --editable '.[test]'
+	@touch $@
+
+$(DOCS)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python $(PIP) --editable '.[all,docs,examples]'
 	@touch $@
 
 $(TENSORFLOW)/.installed:

@@ -1,0 +1,199 @@
+"""Builds the documentation site: `python site/build.py`, or `make docs`.
+
+Sphinx reads pages from one folder, and the site is made of several: the pages of docs/, files of the repository that
+they link to, and the reference, which is written from the docstrings. They are put into build/docs/source, with their
+links. The site is in build/site; build/site/index.html opens without a server.
+
+Every warning is an error, and so is a link that leads nowhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jupytext
+import links
+import reference
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+STAGED = ROOT / "build" / "docs" / "staged"
+SOURCE = ROOT / "build" / "docs" / "source"
+SITE = ROOT / "build" / "site"
+
+# Files outside of docs/ that are pages of the site.
+PAGES = {
+    "CHANGELOG.md": "project/changelog.md",
+    "CODE_OF_CONDUCT.md": "project/code-of-conduct.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security.md",
+}
+GENERATED = {DOCS / name: Path(name) for name in ("reference/api/index.rst", "reference/tf/index.rst")}
+# Sections: their index pages list their pages in the order of the site's navigation.
+SECTIONS = ("start", "tutorials", "how-to", "explanation", "reference")
+LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+
+
+def stage() -> None:
+    """Writes the pages, with their links and their order, into `STAGED`."""
+    shutil.rmtree(STAGED, ignore_errors=True)
+    files = {path: path.relative_to(DOCS) for path in DOCS.rglob("*") if path.is_file()}
+    files |= {ROOT / name: Path(place) for name, place in PAGES.items() if (ROOT / name).is_file()}
+    shown: dict[Path, Path] = {}  # files of the repository that pages link to
+    for path, place in files.items():
+        target = STAGED / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix != ".md":
+            shutil.copy(path, target)
+            continue
+        text = relink(path.read_text(encoding="utf-8"), path, place, files, shown)
+        if place.name == "index.md":
+            text += navigation(text, place)
+        if text.startswith("---\nkernelspec:"):
+            text = with_notebook(text, target)
+        target.write_text(text, encoding="utf-8")
+    for path, place in shown.items():
+        show(path, STAGED / place)
+    if shown:
+        listed(STAGED / "examples" / "index.md", sorted({place.as_posix() for place in shown.values()}))
+
+
+def relink(text: str, path: Path, place: Path, files: dict[Path, Path], shown: dict[Path, Path]) -> str:
+    """Returns a page's text with the links to files of the repository turned to their pages in the site."""
+
+    def link(found: re.Match[str]) -> str:
+        name, _, anchor = found[1].partition("#")
+        if not name or ":" in name:
+            return found[0]
+        aim = (path.parent / name).resolve()
+        if aim not in files and aim.is_file():
+            inside = aim.relative_to(ROOT)
+            if inside.parts[0] in ("examples", "benchmarks"):
+                shown.setdefault(aim, Path("examples", *inside.parts[1:]).with_suffix(inside.suffix + ".md"))
+            elif inside.name == "LICENSE":
+                shown.setdefault(aim, Path("project/license.md"))
+        goal = files.get(aim) or shown.get(aim) or GENERATED.get(aim)
+        if goal is None:
+            raise SystemExit(f"{path.relative_to(ROOT)} links to {found[1]}, which is no page of the site")
+        return f"]({os.path.relpath(goal, place.parent)}{'#' if anchor else ''}{anchor})"
+
+    blocks = re.split(r"(^```.*?^```)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if part.startswith("```") else LINK.sub(link, part) for part in blocks)
+
+
+def navigation(text: str, place: Path) -> str:
+    """Returns the hidden table of contents of an index page: the pages that it links to, in their order.
+
+    A section's index has the section's own pages, and the first page has the sections.
+    """
+    names = [os.path.normpath(place.parent / name.partition("#")[0]) for name in LINK.findall(text) if ":" not in name]
+    home = place.parent == Path()
+    own = [name for name in dict.fromkeys(names) if home or place.parent in Path(name).parents]
+    if home:
+        own = [*(f"{section}/index.md" for section in SECTIONS), *(name for name in own if "/" not in name)]
+        own += ["examples/index.md", "project/index.md"]
+    own = [name for name in dict.fromkeys(own) if name != place.as_posix()]
+    entries = "\n".join(f"/{name.rpartition('.')[0]}" for name in own)
+    return f"\n```{{toctree}}\n:hidden:\n\n{entries}\n```\n"
+
+
+def with_notebook(text: str, page: Path) -> str:
+    """Returns a tutorial with a link to itself as a notebook, which is written beside it."""
+    notebook = page.with_suffix(".ipynb")
+    jupytext.write(jupytext.reads(text, "md:myst"), notebook)
+    link = f"{{download}}`This tutorial as a notebook <{notebook.name}>`"
+    return re.sub(r"^(# .*)$", lambda title: f"{title[1]}\n\n{link}", text, count=1, flags=re.MULTILINE)
+
+
+def show(path: Path, target: Path) -> None:
+    """Writes a page that shows a file of the repository."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = path.read_text(encoding="utf-8")
+    fence = "`" * (max((len(run) for run in re.findall(r"`{3,}", text)), default=2) + 1)
+    name = path.relative_to(ROOT).as_posix()
+    target.write_text(
+        f"# {name}\n\n{fence}{LANGUAGES.get(path.suffix, 'text')}\n{text.rstrip()}\n{fence}\n", encoding="utf-8"
+    )
+
+
+def listed(index: Path, pages: list[str]) -> None:
+    """Writes the list of the files that pages show."""
+    titles = "\n".join(f"- [{Path(page).stem}](/{page})" for page in pages)
+    names = "\n".join(f"/{page.removesuffix('.md')}" for page in pages)
+    index.parent.mkdir(parents=True, exist_ok=True)
+    index.write_text(
+        f"# Examples\n\nPrograms that run as they are, from the folder `examples` of the repository.\n\n{titles}\n\n"
+        f"```{{toctree}}\n:hidden:\n\n{names}\n```\n",
+        encoding="utf-8",
+    )
+
+
+def project() -> None:
+    """Writes the list of the pages about the project."""
+    pages = sorted(path for path in (STAGED / "project").glob("*.md") if path.name != "index.md")
+    names = "\n".join(f"/project/{page.stem}" for page in pages)
+    text = f"# The project\n\n```{{toctree}}\n\n{names}\n```\n"
+    (STAGED / "project" / "index.md").write_text(text, encoding="utf-8")
+
+
+def synchronize() -> None:
+    """Makes `SOURCE` the same as `STAGED`, and leaves files that are the same, which Sphinx then need not read again."""
+    for old in [path for path in SOURCE.rglob("*") if path.is_file()]:
+        if not (STAGED / old.relative_to(SOURCE)).is_file():
+            old.unlink()
+    for new in [path for path in STAGED.rglob("*") if path.is_file()]:
+        target = SOURCE / new.relative_to(STAGED)
+        if not (target.is_file() and filecmp.cmp(new, target, shallow=False)):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(new, target)
+
+
+def tidy(site: Path) -> None:
+    """Removes what leads nowhere in a built site.
+
+    Pages of source link back to the reference under the module that documents the first of their names, which is not
+    that of the others; and the theme has a template among its files.
+    """
+    for path in (site / "_modules").rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(re.sub(r'<a class="viewcode-back".*?</a>', "", text), encoding="utf-8")
+    (site / "_static" / "webpack-macros.html").unlink(missing_ok=True)
+
+
+def main() -> int:
+    """Builds the site, and returns the exit status."""
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("--builder", default="html", help="of Sphinx; linkcheck asks for the addresses outside")
+    options.add_argument("--fast", action="store_true", help="do not execute the tutorials")
+    chosen = options.parse_args()
+    stage()
+    reference.write(STAGED / "reference")
+    project()
+    synchronize()
+    out = SITE if chosen.builder == "html" else ROOT / "build" / "docs" / chosen.builder
+    if chosen.builder == "html":
+        shutil.rmtree(out, ignore_errors=True)
+    command = [sys.executable, "-m", "sphinx", "-b", chosen.builder, "-c", str(ROOT / "site"), "-W", "--keep-going"]
+    command += ["-q", "-d", str(ROOT / "build" / "docs" / "trees"), *(["-D", "nb_execution_mode=off"] * chosen.fast)]
+    # Programs of pages find four virtual accelerators, as in the tests.
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "site")}
+    status = subprocess.run([*command, str(SOURCE), str(out)], env=environment, check=False).returncode
+    if status == 0 and chosen.builder == "html":
+        tidy(out)
+        wrong = links.broken(out)
+        print("\n".join(wrong))
+        status = 1 if wrong else 0
+        print(f"{len(list(out.rglob('*.html')))} pages are in {out.relative_to(ROOT)}" if not wrong else "")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

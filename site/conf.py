@@ -1,0 +1,85 @@
+"""The settings of Sphinx for the documentation site; `make docs` builds it (site/build.py)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import replicax
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+project = "replicax"
+author = "the authors of replicax"
+copyright = f"{author}; licensed under the Apache License 2.0"  # noqa: A001
+version = release = replicax.__version__
+language = "en"
+
+extensions = [
+    "myst_nb",  # pages in Markdown, and tutorials that are executed
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",  # docstrings with Args:, Returns: and Raises:
+    "sphinx.ext.viewcode",  # links from names to their source
+    "sphinx_copybutton",
+    "names",  # links from names in text to the reference
+]
+
+# Markdown.
+myst_heading_anchors = 4
+myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
+source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
+
+# Tutorials run from top to bottom, each in a folder of its own. An exception in a cell ends the build.
+nb_execution_mode = "cache"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_execution_in_temp = True
+nb_execution_show_tb = True
+nb_merge_streams = True
+
+# Docstrings.
+default_role = "name"
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+add_module_names = False
+maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
+smartquotes = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+viewcode_line_numbers = True
+
+# The look: https://pydata-sphinx-theme.readthedocs.io
+html_theme = "pydata_sphinx_theme"
+html_title = f"replicax {release}"
+html_static_path = ["static"]
+templates_path = ["templates"]
+html_css_files = ["site.css"]
+html_js_files = ["versions.js"]
+html_favicon = "static/icon.svg"
+html_copy_source = False
+html_show_sourcelink = False
+html_theme_options = {
+    "logo": {"text": "replicax", "image_light": "static/icon.svg", "image_dark": "static/icon.svg", "alt_text": ""},
+    "header_links_before_dropdown": 6,
+    "navbar_align": "left",
+    "navbar_end": ["versions", "theme-switcher"],
+    "navigation_with_keys": False,
+    "secondary_sidebar_items": ["page-toc"],
+    "show_nav_level": 1,
+    "show_toc_level": 2,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+html_sidebars = {"index": []}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_only_copy_prompt_lines = True
+
+# `make docs-links` asks for each address that is outside of the site.
+linkcheck_timeout = 20
+linkcheck_workers = 4
