@@ -57,7 +57,7 @@ def stage() -> None:
         text = relink(path.read_text(encoding="utf-8"), path, place, files, shown)
         if place.name == "index.md":
             text += navigation(text, place)
-        if text.startswith("---\nkernelspec:"):
+        if "\nkernelspec:" in text[:200]:
             text = with_notebook(text, target)
         target.write_text(text, encoding="utf-8")
     for path, place in shown.items():
@@ -145,7 +145,7 @@ def project() -> None:
 
 
 def synchronize() -> None:
-    """Makes `SOURCE` the same as `STAGED`, and leaves files that are the same, which Sphinx then need not read again."""
+    """Makes `SOURCE` the same as `STAGED`, and leaves files that are the same: Sphinx need not read them again."""
     for old in [path for path in SOURCE.rglob("*") if path.is_file()]:
         if not (STAGED / old.relative_to(SOURCE)).is_file():
             old.unlink()

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 project = "replicax"
 author = "the authors of replicax"
-copyright = f"{author}; licensed under the Apache License 2.0"  # noqa: A001
+copyright = f"{author}; licensed under the Apache License 2.0"
 version = release = replicax.__version__
 language = "en"
 
