@@ -6,11 +6,27 @@ from collections.abc import Sequence
 
 
 class ReplicaxError(Exception):
-    """The base of replicax's own exceptions."""
+    """The base of replicax's own exceptions.
+
+    >>> import replicax as rx
+    >>> try:
+    ...     rx.OneDeviceStrategy("GPU:99")
+    ... except rx.ReplicaxError as error:
+    ...     print(type(error).__name__)
+    DeviceError
+    """
 
 
 class InvalidArgumentError(ReplicaxError, ValueError):
-    """Values that do not fit together: shapes, dtypes or an axis out of range."""
+    """Values that do not fit together: shapes, dtypes or an axis out of range.
+
+    >>> import replicax as rx
+    >>> try:
+    ...     rx.data.Dataset.range(3).shard(num_shards=2, index=5)
+    ... except rx.InvalidArgumentError as error:
+    ...     print(error)
+    index must be between 0 and 1 = num_shards - 1, got 5.
+    """
 
     error_code = 3
 
@@ -20,13 +36,31 @@ class InvalidOperandError(InvalidArgumentError, TypeError):
 
 
 class OutOfRangeError(ReplicaxError, IndexError):
-    """An iterator has no more elements."""
+    """An iterator has no more elements.
+
+    >>> import replicax as rx
+    >>> try:
+    ...     iter(rx.data.Dataset.range(0)).get_next()
+    ... except rx.OutOfRangeError as error:
+    ...     print(error)
+    End of sequence
+    """
 
     error_code = 11
 
 
 class DataLossError(ReplicaxError, OSError):
-    """A file is damaged, or of something else than it is read for."""
+    """A file is damaged, or of something else than it is read for.
+
+    >>> import tempfile, replicax as rx
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(b"this is no TFRecord file"), file.flush()
+    ...     try:
+    ...         list(rx.data.TFRecordDataset(file.name))
+    ...     except rx.DataLossError as error:
+    ...         print(type(error).__name__)
+    DataLossError
+    """
 
     error_code = 15
 
@@ -62,17 +96,48 @@ class InternalError(ReplicaxError, RuntimeError):
 
 
 class UnavailableError(ReplicaxError, ConnectionError):
-    """Another process is gone or does not answer."""
+    """Another process is gone or does not answer.
+
+    >>> import replicax as rx
+    >>> def read_from_server():
+    ...     raise rx.UnavailableError("The server at host:8470 does not answer.")
+    >>> try:
+    ...     read_from_server()
+    ... except ConnectionError as error:  # the builtin type catches it too
+    ...     print(type(error).__name__)
+    UnavailableError
+    """
 
     error_code = 14
 
 
 class DeviceError(ReplicaxError, ValueError):
-    """A device that is not there, is named twice, or is asked for too late."""
+    """A device that is not there, is named twice, or is asked for too late.
+
+    >>> import replicax as rx
+    >>> try:
+    ...     rx.OneDeviceStrategy("TPU:0")
+    ... except rx.DeviceError as error:
+    ...     print(str(error).partition(".")[0])
+    There is no device TPU:0
+    """
 
 
 class ReplicaError(ReplicaxError, RuntimeError):
-    """Replicas went different ways: they met in different calls, or one returned while others waited."""
+    """Replicas went different ways: they met in different calls, or one returned while others waited.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    >>> def fn():
+    ...     context = rx.get_replica_context()
+    ...     if int(context.replica_id_in_sync_group) == 0:  # the other replica does not come
+    ...         context.all_reduce("SUM", jnp.ones(2))
+    >>> try:
+    ...     strategy.run(fn)
+    ... except rx.ReplicaError as error:
+    ...     print(type(error).__name__)
+    ReplicaError
+    """
 
 
 class StepError(ReplicaxError, RuntimeError):
@@ -80,7 +145,17 @@ class StepError(ReplicaxError, RuntimeError):
 
 
 class JobError(ReplicaxError, RuntimeError):
-    """The processes of a job did not come together: one is missing, or does not fit."""
+    """The processes of a job did not come together: one is missing, or does not fit.
+
+    >>> import os, replicax as rx
+    >>> from unittest import mock
+    >>> try:
+    ...     with mock.patch.dict(os.environ, REPLICAX_JOB_SECRET="short"):
+    ...         rx.coordinator.Server.create_local_server()
+    ... except rx.JobError as error:
+    ...     print(str(error).partition(".")[0])
+    The secret of REPLICAX_JOB_SECRET has 5 bytes, and can be guessed: it needs at least 16
+    """
 
 
 class FailedElsewhere(JobError):
@@ -88,7 +163,20 @@ class FailedElsewhere(JobError):
 
 
 class CheckpointError(ReplicaxError, RuntimeError):
-    """A checkpoint is damaged, or of another format, or could not be written by the worker that has to."""
+    """A checkpoint is damaged, or of another format, or could not be written by the worker that has to.
+
+    >>> import os, tempfile, replicax as rx
+    >>> checkpoint = rx.train.Checkpoint(v=rx.Variable(1.0))
+    >>> path = checkpoint.write(tempfile.mkdtemp() + "/ckpt")
+    >>> for name in os.listdir(path):
+    ...     if os.path.isfile(os.path.join(path, name)):
+    ...         os.truncate(os.path.join(path, name), 0)
+    >>> try:
+    ...     checkpoint.read(path)
+    ... except rx.CheckpointError as error:
+    ...     print(type(error).__name__)
+    CheckpointError
+    """
 
 
 CROSS_REPLICA_NEEDED = "Method requires being in cross-replica context, use get_replica_context().merge_call()"

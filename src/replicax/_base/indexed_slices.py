@@ -29,11 +29,21 @@ class IndexedSlices(nest.LeafBase):
 
     @property
     def dtype(self) -> np.dtype:
-        """The rows' dtype."""
+        """The rows' dtype.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> rx.IndexedSlices(jnp.ones((1, 2)), jnp.array([1])).dtype
+        dtype('float32')
+        """
         return self.values.dtype
 
     def to_dense(self) -> jax.Array:
-        """Returns the whole tensor, zero where there is no row; raises `ValueError` without a `dense_shape`."""
+        """Returns the whole tensor, zero where there is no row; raises `ValueError` without a `dense_shape`.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> rx.IndexedSlices(jnp.ones(2), jnp.array([1, 1]), dense_shape=(3,)).to_dense().tolist()
+        [0.0, 2.0, 0.0]
+        """
         if self.dense_shape is None:
             raise ValueError(
                 f"Tensor conversion requested for IndexedSlices for argument `value` without dense_shape: {self!r}"

@@ -37,7 +37,12 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
-        """Returns the `ReduceOp` of an aggregation; raises `ValueError` for NONE and ONLY_FIRST_REPLICA."""
+        """Returns the `ReduceOp` of an aggregation; raises `ValueError` for NONE and ONLY_FIRST_REPLICA.
+
+        >>> import replicax as rx
+        >>> rx.ReduceOp.from_variable_aggregation(rx.VariableAggregation.MEAN)
+        <ReduceOp.MEAN: 'MEAN'>
+        """
         if aggregation == VariableAggregation.SUM:
             return ReduceOp.SUM
         if aggregation == VariableAggregation.MEAN:
@@ -71,6 +76,12 @@ class VariableSynchronization(enum.Enum):
     AUTO: as the strategy sees fit (ON_WRITE). ON_WRITE: at each assignment. ON_READ: each replica keeps
     a value of its own, and they are aggregated when the variable is read outside of `run`. NONE: never;
     strategies of several devices refuse it.
+
+    >>> import replicax as rx
+    >>> with rx.MirroredStrategy(["GPU:0", "GPU:1"]).scope():
+    ...     count = rx.Variable(0, synchronization=rx.VariableSynchronization.ON_READ, aggregation=rx.VariableAggregation.SUM)
+    >>> count.synchronization.name
+    'ON_READ'
     """
 
     AUTO = 0
@@ -80,7 +91,16 @@ class VariableSynchronization(enum.Enum):
 
 
 class VariableAggregation(enum.Enum):
-    """The reduction of the values that replicas assign to one variable: none, sum, mean, or the first replica's."""
+    """The reduction of the values that replicas assign to one variable: none, sum, mean, or the first replica's.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    >>> with strategy.scope():
+    ...     total = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM)
+    >>> _ = strategy.run(lambda: total.assign_add(jnp.ones(())))
+    >>> float(total)
+    2.0
+    """
 
     NONE = 0
     SUM = 1
@@ -109,7 +129,13 @@ def as_variable_option(kind: type[_E], value: object, name: str | None) -> _E:
 
 
 class RunOptions(NamedTuple):
-    """Options of `Strategy.run`. They are accepted for compatibility; XLA's static shapes leave them no effect."""
+    """Options of `Strategy.run`. They are accepted for compatibility; XLA's static shapes leave them no effect.
+
+    >>> import replicax as rx
+    >>> strategy = rx.OneDeviceStrategy("cpu:0")
+    >>> strategy.run(lambda: 1, options=rx.RunOptions(experimental_enable_dynamic_batch_size=False))
+    1
+    """
 
     experimental_enable_dynamic_batch_size: bool = True
     experimental_bucketizing_dynamic_shape: bool = False
@@ -117,7 +143,12 @@ class RunOptions(NamedTuple):
 
 
 class InputReplicationMode(enum.Enum):
-    """The number of calls of `dataset_fn`: one for each worker or one for each replica."""
+    """The number of calls of `dataset_fn`: one for each worker or one for each replica.
+
+    >>> import replicax as rx
+    >>> rx.InputOptions(experimental_replication_mode=rx.InputReplicationMode.PER_REPLICA).experimental_replication_mode.name
+    'PER_REPLICA'
+    """
 
     PER_WORKER = "PER_WORKER"
     PER_REPLICA = "PER_REPLICA"
@@ -145,6 +176,13 @@ class InputOptions(_InputOptions):
         pad_last_batch: whether the replicas' parts of smaller batches are padded to the size of the others on the
             devices, so that a compiled function has one program for all of them. Results are those without padding.
             See `replicax docs explanation/uneven-batches`.
+
+    >>> import replicax as rx
+    >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    >>> options = rx.InputOptions(pad_last_batch=True)
+    >>> batches = strategy.experimental_distribute_dataset(rx.data.Dataset.range(3).batch(2), options)
+    >>> [[part.tolist() for part in batch.values] for batch in batches]
+    [[[0], [1]], [[2], []]]
     """
 
     __slots__ = ()
@@ -189,7 +227,12 @@ def as_input_options(options: object) -> InputOptions:
 
 
 class CommunicationImplementation(enum.Enum):
-    """The collective implementation to ask for. XLA chooses by itself; the members are accepted as hints."""
+    """The collective implementation to ask for. XLA chooses by itself; the members are accepted as hints.
+
+    >>> import replicax as rx
+    >>> rx.CommunicationOptions(implementation=rx.CommunicationImplementation.NCCL).implementation.name
+    'NCCL'
+    """
 
     AUTO = "AUTO"
     RING = "RING"
@@ -333,7 +376,12 @@ class InputContext:
     num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Returns the batch size of one replica; raises `ValueError` if the replicas do not divide the global one."""
+        """Returns the batch size of one replica; raises `ValueError` if the replicas do not divide the global one.
+
+        >>> import replicax as rx
+        >>> rx.InputContext(num_replicas_in_sync=4).get_per_replica_batch_size(64)
+        16
+        """
         if global_batch_size % self.num_replicas_in_sync:
             raise ValueError(
                 f"The `global_batch_size` {global_batch_size} is not divisible by "
@@ -348,7 +396,14 @@ class InputContext:
 
 
 class AutoShardPolicy(enum.IntEnum):
-    """The policy by which input is divided among workers. Each but OFF and FILE also keeps the batches' boundaries."""
+    """The policy by which input is divided among workers. Each but OFF and FILE also keeps the batches' boundaries.
+
+    >>> import replicax as rx
+    >>> options = rx.data.Options()
+    >>> options.experimental_distribute.auto_shard_policy = rx.data.AutoShardPolicy.DATA
+    >>> rx.data.Dataset.range(8).with_options(options).options().experimental_distribute.auto_shard_policy.name
+    'DATA'
+    """
 
     OFF = -1
     AUTO = 0

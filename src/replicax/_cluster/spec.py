@@ -81,35 +81,70 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> list[str]:
-        """The names of the jobs, in the order given."""
+        """The names of the jobs, in the order given.
+
+        >>> import replicax as rx
+        >>> rx.ClusterSpec({"worker": ["a:1", "b:2"], "ps": ["c:3"]}).jobs
+        ['worker', 'ps']
+        """
         return list(self._jobs)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the jobs as a dict: lists of addresses, or dicts of index to address where some are left out."""
+        """Returns the jobs as a dict: lists of addresses, or dicts of index to address where some are left out.
+
+        >>> import replicax as rx
+        >>> rx.ClusterSpec({"worker": {1: "b:2"}, "ps": ["c:3"]}).as_dict()
+        {'worker': {1: 'b:2'}, 'ps': ['c:3']}
+        """
         dense = {job: list(tasks) == list(range(len(tasks))) and bool(tasks) for job, tasks in self._jobs.items()}
         return {job: list(tasks.values()) if dense[job] else dict(tasks) for job, tasks in self._jobs.items()}
 
     def as_cluster_def(self) -> ClusterDef:
-        """Returns the cluster as plain data, jobs sorted by name."""
+        """Returns the cluster as plain data, jobs sorted by name.
+
+        >>> import replicax as rx
+        >>> rx.ClusterSpec({"worker": ["a:1", "b:2"]}).as_cluster_def().job[0].tasks
+        {0: 'a:1', 1: 'b:2'}
+        """
         return ClusterDef([JobDef(name, dict(tasks)) for name, tasks in sorted(self._jobs.items())])
 
     def num_tasks(self, job_name: str) -> int:
-        """Returns the number of a job's tasks; `ValueError` if there is no such job."""
+        """Returns the number of a job's tasks; `ValueError` if there is no such job.
+
+        >>> import replicax as rx
+        >>> rx.ClusterSpec({"worker": ["a:1", "b:2"]}).num_tasks("worker")
+        2
+        """
         return len(self._job(job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
-        """Returns the indices of a job's tasks, in order; `ValueError` if there is no such job."""
+        """Returns the indices of a job's tasks, in order; `ValueError` if there is no such job.
+
+        >>> import replicax as rx
+        >>> rx.ClusterSpec({"worker": {0: "a:1", 3: "d:4"}}).task_indices("worker")
+        [0, 3]
+        """
         return list(self._job(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """Returns the address of a task; `ValueError` if there is no such job, or no such task in it."""
+        """Returns the address of a task; `ValueError` if there is no such job, or no such task in it.
+
+        >>> import replicax as rx
+        >>> rx.ClusterSpec({"worker": ["a:1", "b:2"]}).task_address("worker", 1)
+        'b:2'
+        """
         tasks = self._job(job_name)
         if task_index not in tasks:
             raise ValueError(f"No task with index {task_index!r} in job {job_name!r}")
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """Returns the addresses of a job's tasks by index, None for one that is left out; `ValueError` for no job."""
+        """Returns the addresses of a job's tasks by index, None for one that is left out; `ValueError` for no job.
+
+        >>> import replicax as rx
+        >>> rx.ClusterSpec({"worker": {0: "a:1", 2: "c:3"}}).job_tasks("worker")
+        ['a:1', None, 'c:3']
+        """
         tasks = self._job(job_name)
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
 

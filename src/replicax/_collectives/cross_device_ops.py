@@ -87,6 +87,15 @@ def placed(value: Leaf, destinations: object) -> Leaf:
 class CrossDeviceOps:
     """The base of the ways to combine the replicas' values. To make one of your own, implement
     `reduce_implementation` and `batch_reduce_implementation`, and give an instance to `MirroredStrategy`.
+
+    >>> import replicax as rx
+    >>> class Largest(rx.CrossDeviceOps):
+    ...     def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+    ...         return self.broadcast(max(per_replica_value.values), destinations)
+    ...     def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
+    ...         return [self.reduce_implementation(reduce_op, *pair, options) for pair in value_destination_pairs]
+    >>> Largest().reduce(rx.ReduceOp.SUM, rx.PerReplica([1.0, 5.0]), "CPU:0").item()
+    5.0
     """
 
     def reduce(
@@ -107,6 +116,11 @@ class CrossDeviceOps:
 
         Raises:
             ValueError: `reduce_op` is no `ReduceOp`, or `destinations` is none of these.
+
+        >>> import numpy as np, replicax as rx
+        >>> value = rx.PerReplica([np.float32(1), np.float32(5)])
+        >>> rx.NcclAllReduce().reduce(rx.ReduceOp.MEAN, value, "GPU:0").item()
+        3.0
         """
         _check_op(reduce_op)
         check_destinations(destinations)
@@ -119,7 +133,14 @@ class CrossDeviceOps:
         value_destination_pairs: Sequence[tuple[Leaf, object]],
         options: CommunicationOptions | None = None,
     ) -> list[Leaf]:
-        """Reduces several (value, destinations) pairs together; returns the results in their order."""
+        """Reduces several (value, destinations) pairs together; returns the results in their order.
+
+        >>> import numpy as np, replicax as rx
+        >>> one, other = rx.PerReplica([np.float32(1), np.float32(5)]), rx.PerReplica([np.float32(2), np.float32(2)])
+        >>> pairs = [(one, "GPU:0"), (other, "GPU:1")]
+        >>> [total.item() for total in rx.NcclAllReduce().batch_reduce(rx.ReduceOp.SUM, pairs)]
+        [6.0, 4.0]
+        """
         _check_op(reduce_op)
         if not isinstance(value_destination_pairs, (list, tuple)) or not all(
             isinstance(pair, tuple) and len(pair) == 2 for pair in value_destination_pairs
@@ -132,14 +153,27 @@ class CrossDeviceOps:
         return self.batch_reduce_implementation(reduce_op, pairs, options) if pairs else []
 
     def broadcast(self, tensor: Leaf, destinations: object) -> Leaf:
-        """Returns a copy of `tensor` at the destinations."""
+        """Returns a copy of `tensor` at the destinations.
+
+        >>> import replicax as rx
+        >>> rx.NcclAllReduce().broadcast(3.0, "GPU:1").item()
+        3.0
+        """
         check_destinations(destinations)
         return self.broadcast_implementation(tensor, destinations)
 
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: object, options: CommunicationOptions
     ) -> Leaf:
-        """Does as `reduce`, with arguments that are checked; for subclasses to implement."""
+        """Does as `reduce`, with arguments that are checked; for subclasses to implement.
+
+        >>> import replicax as rx
+        >>> class Largest(rx.CrossDeviceOps):
+        ...     def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+        ...         return max(per_replica_value.values)
+        >>> Largest().reduce(rx.ReduceOp.SUM, rx.PerReplica([1.0, 5.0]), "CPU:0")
+        5.0
+        """
         raise NotImplementedError("_reduce method must be implemented in descendants.")
 
     def batch_reduce_implementation(
@@ -148,11 +182,27 @@ class CrossDeviceOps:
         value_destination_pairs: Sequence[tuple[PerReplica, object]],
         options: CommunicationOptions,
     ) -> list[Leaf]:
-        """Does as `batch_reduce`, with arguments that are checked; for subclasses to implement."""
+        """Does as `batch_reduce`, with arguments that are checked; for subclasses to implement.
+
+        >>> import replicax as rx
+        >>> class Largest(rx.CrossDeviceOps):
+        ...     def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
+        ...         return [max(value.values) for value, _ in value_destination_pairs]
+        >>> Largest().batch_reduce(rx.ReduceOp.SUM, [(rx.PerReplica([1.0, 5.0]), "CPU:0")])
+        [5.0]
+        """
         raise NotImplementedError("batch_reduce_implementation method must be implemented in descendants.")
 
     def broadcast_implementation(self, tensor: Leaf, destinations: object) -> Leaf:
-        """Does as `broadcast`, with arguments that are checked; subclasses may implement it."""
+        """Does as `broadcast`, with arguments that are checked; subclasses may implement it.
+
+        >>> import replicax as rx
+        >>> class OnHost(rx.CrossDeviceOps):
+        ...     def broadcast_implementation(self, tensor, destinations):
+        ...         return tensor
+        >>> OnHost().broadcast(3.0, "GPU:1")
+        3.0
+        """
         return placed(as_array(tensor), destinations)
 
     def _local_reduce(
@@ -284,6 +334,11 @@ class NcclAllReduce(AllReduceCrossDeviceOps):
 
     Raises:
         ValueError: `num_packs` is negative.
+
+    >>> import replicax as rx
+    >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], cross_device_ops=rx.NcclAllReduce(num_packs=2))
+    >>> float(strategy.reduce("SUM", strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group), axis=None))
+    1.0
     """
 
     _name = "NCCL all-reduce"
@@ -300,6 +355,11 @@ class HierarchicalCopyAllReduce(AllReduceCrossDeviceOps):
 
     Raises:
         ValueError: `num_packs` is negative.
+
+    >>> import replicax as rx
+    >>> strategy = rx.MirroredStrategy([f"GPU:{i}" for i in range(4)], rx.HierarchicalCopyAllReduce())
+    >>> float(strategy.reduce("SUM", strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group), axis=None))
+    6.0
     """
 
     _name = "HierarchicalCopy"
@@ -314,6 +374,11 @@ class ReductionToOneDevice(CrossDeviceOps):
     Args:
         reduce_to_device: the device's name; by default the first of the destinations.
         accumulation_fn: takes the list of the components and returns their combination; by default their sum.
+
+    >>> import replicax as rx
+    >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], rx.ReductionToOneDevice("CPU:0"))
+    >>> float(strategy.reduce("SUM", strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group), axis=None))
+    1.0
     """
 
     def __init__(

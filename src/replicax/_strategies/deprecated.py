@@ -94,7 +94,14 @@ class OlderMethods:
     def experimental_run(
         self: _Strategy, fn: Callable[..., Tree], input_iterator: Iterator[Tree] | None = None
     ) -> Tree:
-        """Calls `run(fn, args=(next(input_iterator),))`, or `run(fn)` without one; `OutOfRangeError` at the end."""
+        """Calls `run(fn, args=(next(input_iterator),))`, or `run(fn)` without one; `OutOfRangeError` at the end.
+
+        >>> import warnings, replicax as rx
+        >>> warnings.simplefilter("ignore", DeprecationWarning)
+        >>> strategy = rx.OneDeviceStrategy("cpu:0")
+        >>> int(strategy.experimental_run(lambda x: x + 1, iter(rx.data.Dataset.range(2))))
+        1
+        """
         if input_iterator is None:
             return self.run(fn)
         get_next: Callable[[], Tree] = getattr(input_iterator, "get_next", lambda: next(input_iterator))
@@ -102,7 +109,14 @@ class OlderMethods:
 
     @older("use `iter(strategy.experimental_distribute_dataset(dataset))`")
     def make_dataset_iterator(self: _Strategy, dataset: object) -> Iterator[Tree]:
-        """Returns an iterator over the distributed dataset, with `get_next()` and `initialize()`."""
+        """Returns an iterator over the distributed dataset, with `get_next()` and `initialize()`.
+
+        >>> import warnings, replicax as rx
+        >>> warnings.simplefilter("ignore", DeprecationWarning)
+        >>> iterator = rx.OneDeviceStrategy("cpu:0").make_dataset_iterator(rx.data.Dataset.range(4).batch(2))
+        >>> iterator.get_next().tolist()
+        [0, 1]
+        """
         return _iterator(self.experimental_distribute_dataset(dataset))
 
     @older("use `iter(strategy.distribute_datasets_from_function(input_fn))`")
@@ -111,7 +125,14 @@ class OlderMethods:
         input_fn: Callable[[InputContext], object],
         replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
     ) -> Iterator[Tree]:
-        """Returns an iterator over the datasets that `input_fn` makes, or the results of a function that it returns."""
+        """Returns an iterator over the datasets that `input_fn` makes, or the results of a function that it returns.
+
+        >>> import warnings, replicax as rx
+        >>> warnings.simplefilter("ignore", DeprecationWarning)
+        >>> strategy = rx.OneDeviceStrategy("cpu:0")
+        >>> strategy.make_input_fn_iterator(lambda context: rx.data.Dataset.range(4).batch(2)).get_next().tolist()
+        [0, 1]
+        """
 
         def dataset_fn(context: InputContext) -> object:
             made = input_fn(context)
@@ -124,17 +145,37 @@ class OlderMethods:
     def experimental_distribute_datasets_from_function(
         self: _Strategy, dataset_fn: Callable[[InputContext], object], options: InputOptions | None = None
     ) -> Iterable[Tree]:
-        """Calls `distribute_datasets_from_function`."""
+        """Calls `distribute_datasets_from_function`.
+
+        >>> import warnings, replicax as rx
+        >>> warnings.simplefilter("ignore", DeprecationWarning)
+        >>> strategy = rx.OneDeviceStrategy("cpu:0")
+        >>> batches = strategy.experimental_distribute_datasets_from_function(lambda context: rx.data.Dataset.range(4).batch(2))
+        >>> [batch.tolist() for batch in batches]
+        [[0, 1], [2, 3]]
+        """
         return self.distribute_datasets_from_function(dataset_fn, options)
 
     @older("use `experimental_local_results`")
     def unwrap(self: _Strategy, value: Tree) -> tuple[Tree, ...]:
-        """Calls `experimental_local_results`."""
+        """Calls `experimental_local_results`.
+
+        >>> import warnings, replicax as rx
+        >>> warnings.simplefilter("ignore", DeprecationWarning)
+        >>> rx.MirroredStrategy(["GPU:0", "GPU:1"]).unwrap(rx.PerReplica([1, 2]))
+        (1, 2)
+        """
         return self.experimental_local_results(value)
 
     @older("leave it out, what it groups is done already")
     def group(self: _Strategy, value: Tree, name: str | None = None) -> Leaf:
-        """Returns the value if it has one component and no name is given, else None: nothing is left to be run."""
+        """Returns the value if it has one component and no name is given, else None: nothing is left to be run.
+
+        >>> import warnings, replicax as rx
+        >>> warnings.simplefilter("ignore", DeprecationWarning)
+        >>> rx.OneDeviceStrategy("cpu:0").group(5)
+        5
+        """
         results = nest.leaves(self.experimental_local_results(value))
         return results[0] if len(results) == 1 and name is None else None
 
@@ -142,7 +183,18 @@ class OlderMethods:
     def colocate_vars_with(
         self: _Strategy, colocate_with_variable: Variable
     ) -> contextlib.AbstractContextManager[None]:
-        """Calls `extended.colocate_vars_with`."""
+        """Calls `extended.colocate_vars_with`.
+
+        >>> import warnings, replicax as rx
+        >>> warnings.simplefilter("ignore", DeprecationWarning)
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> with strategy.scope():
+        ...     v = rx.Variable(1.0)
+        ...     with strategy.colocate_vars_with(v):
+        ...         slot = rx.Variable(0.0)
+        >>> slot.device == v.device
+        True
+        """
         return self.extended.colocate_vars_with(colocate_with_variable)
 
     @older(_NO_SESSION)
@@ -153,11 +205,22 @@ class OlderMethods:
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
-        """Does nothing; there is no session to configure."""
+        """Does nothing; there is no session to configure.
+
+        >>> import warnings, replicax as rx
+        >>> warnings.simplefilter("ignore", DeprecationWarning)
+        >>> rx.OneDeviceStrategy("cpu:0").configure()
+        """
 
     @older(_NO_SESSION)
     def update_config_proto(self, config_proto: _T) -> _T:
-        """Returns its argument; there is no session to configure."""
+        """Returns its argument; there is no session to configure.
+
+        >>> import warnings, replicax as rx
+        >>> warnings.simplefilter("ignore", DeprecationWarning)
+        >>> rx.OneDeviceStrategy("cpu:0").update_config_proto("config")
+        'config'
+        """
         return config_proto
 
     def __getattr__(self, name: str) -> NoReturn:

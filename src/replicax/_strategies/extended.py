@@ -50,6 +50,11 @@ class StrategyExtended(abc.ABC):
     """The lower-level methods of a strategy, for those who write optimizers and the like.
 
     Get it as `strategy.extended`.
+
+    >>> import replicax as rx
+    >>> extended = rx.MirroredStrategy(["GPU:0", "GPU:1"]).extended
+    >>> isinstance(extended, rx.StrategyExtended), extended.should_checkpoint
+    (True, True)
     """
 
     _mesh: ReplicaMesh  # of the replicas' devices
@@ -71,37 +76,72 @@ class StrategyExtended(abc.ABC):
 
     @property
     def worker_devices(self) -> Sequence[str]:
-        """The full names of the replicas' devices."""
+        """The full names of the replicas' devices.
+
+        >>> import replicax as rx
+        >>> rx.OneDeviceStrategy("GPU:1").extended.worker_devices
+        ('/job:localhost/replica:0/task:0/device:GPU:1',)
+        """
         return self._mesh.device_names
 
     @property
     def parameter_devices(self) -> Sequence[str]:
-        """The full names of the devices that hold variables."""
+        """The full names of the devices that hold variables.
+
+        >>> import replicax as rx
+        >>> rx.OneDeviceStrategy("GPU:1").extended.parameter_devices
+        ('/job:localhost/replica:0/task:0/device:GPU:1',)
+        """
         return self._mesh.device_names
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """True if all replicas need the same shapes."""
+        """True if all replicas need the same shapes.
+
+        >>> import replicax as rx
+        >>> rx.MirroredStrategy(["GPU:0"]).extended.experimental_require_static_shapes
+        False
+        """
         return self._static_shapes
 
     @property
     def experimental_between_graph(self) -> bool:
-        """True if each process runs the replicas on its own devices, False if one process runs all of them."""
+        """True if each process runs the replicas on its own devices, False if one process runs all of them.
+
+        >>> import replicax as rx
+        >>> rx.MirroredStrategy(["GPU:0"]).extended.experimental_between_graph
+        False
+        """
         return self._between_graph
 
     @property
     def experimental_should_init(self) -> bool:
-        """True if this process gives variables their initial values."""
+        """True if this process gives variables their initial values.
+
+        >>> import replicax as rx
+        >>> rx.MirroredStrategy(["GPU:0"]).extended.experimental_should_init
+        True
+        """
         return True
 
     @property
     def should_checkpoint(self) -> bool:
-        """True if this process is the one to write checkpoints: the only one, the chief, or worker 0."""
+        """True if this process is the one to write checkpoints: the only one, the chief, or worker 0.
+
+        >>> import replicax as rx
+        >>> rx.MirroredStrategy(["GPU:0"]).extended.should_checkpoint
+        True
+        """
         return self._worker.rank == 0
 
     @property
     def should_save_summary(self) -> bool:
-        """True if this process is the one to write summaries."""
+        """True if this process is the one to write summaries.
+
+        >>> import replicax as rx
+        >>> rx.MirroredStrategy(["GPU:0"]).extended.should_save_summary
+        True
+        """
         return self._worker.rank == 0
 
     # Running, reducing.
@@ -109,7 +149,12 @@ class StrategyExtended(abc.ABC):
     def call_for_each_replica(
         self, fn: Callable[..., Tree], args: Sequence[Tree] = (), kwargs: dict[str, Tree] | None = None
     ) -> Tree:
-        """Calls `Strategy.run`, of which this is the older name."""
+        """Calls `Strategy.run`, of which this is the older name.
+
+        >>> import replicax as rx
+        >>> rx.MirroredStrategy(["GPU:0", "GPU:1"]).extended.call_for_each_replica(lambda x: x + 1, (rx.PerReplica([1, 2]),)).values
+        (2, 3)
+        """
         return self._container.run(fn, tuple(args), kwargs)
 
     def reduce_to(
@@ -127,6 +172,11 @@ class StrategyExtended(abc.ABC):
         Raises:
             RuntimeError: in replica context.
             ValueError: SUM of a value that is not distributed, or no destinations.
+
+        >>> import numpy as np, replicax as rx
+        >>> value = rx.PerReplica([np.float32(1), np.float32(5)])
+        >>> rx.MirroredStrategy(["GPU:0", "GPU:1"]).extended.reduce_to("MEAN", value, "CPU:0").item()
+        3.0
         """
         return self.batch_reduce_to(reduce_op, [(value, destinations)], options)[0]
 
@@ -136,12 +186,27 @@ class StrategyExtended(abc.ABC):
         value_destination_pairs: Sequence[tuple[Tree, object]],
         options: CommunicationOptions | None = None,
     ) -> list[Tree]:
-        """Reduces several (value, destinations) pairs in one collective, and returns a list of the results."""
+        """Reduces several (value, destinations) pairs in one collective, and returns a list of the results.
+
+        >>> import numpy as np, replicax as rx
+        >>> value = rx.PerReplica([np.float32(1), np.float32(5)])
+        >>> extended = rx.MirroredStrategy(["GPU:0", "GPU:1"]).extended
+        >>> [total.item() for total in extended.batch_reduce_to("SUM", [(value, "GPU:0"), (value, "GPU:1")])]
+        [6.0, 6.0]
+        """
         _context.require_cross_replica(self._container)
         return self._batch_reduce(as_reduce_op(reduce_op), value_destination_pairs, as_options(options, self._options))
 
     def broadcast_to(self, tensor: Tree, destinations: object) -> Tree:
-        """Returns a copy of `tensor` at the destinations (see `reduce_to`)."""
+        """Returns a copy of `tensor` at the destinations (see `reduce_to`).
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> with strategy.scope():
+        ...     v = rx.Variable(1.0)
+        >>> [copy.item() for copy in strategy.extended.broadcast_to(3.0, v).values]
+        [3.0, 3.0]
+        """
         _context.require_cross_replica(self._container)
         return self._broadcast(tensor, destinations)
 
@@ -171,6 +236,14 @@ class StrategyExtended(abc.ABC):
 
         Raises:
             AssertionError: `var` is no variable of this strategy.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> with strategy.scope():
+        ...     v = rx.Variable(1.0)
+        >>> _ = strategy.extended.update(v, lambda copy, delta: copy.assign_add(delta), args=(2.0,))
+        >>> float(v)
+        3.0
         """
         replica_context = _context.get_replica_context()
         if replica_context is not None and replica_context.strategy is self._container:
@@ -191,28 +264,60 @@ class StrategyExtended(abc.ABC):
         kwargs: dict[str, Tree] | None = None,
         group: bool = True,
     ) -> Tree:
-        """Calls `fn(*args, **kwargs)` once, in cross-replica context."""
+        """Calls `fn(*args, **kwargs)` once, in cross-replica context.
+
+        >>> import replicax as rx
+        >>> extended = rx.MirroredStrategy(["GPU:0", "GPU:1"]).extended
+        >>> extended.update_non_slot(extended.non_slot_devices([]), lambda x: x + 1, (1,))
+        2
+        """
         _context.require_cross_replica(self._container)
         with _context.entered(self._container, None):
             return autograph_switch.converted(fn)(*args, **(kwargs or {}))
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Sequence[str]:
-        """Returns the devices on which an optimizer keeps state that belongs to no single variable."""
+        """Returns the devices on which an optimizer keeps state that belongs to no single variable.
+
+        >>> import replicax as rx
+        >>> rx.OneDeviceStrategy("GPU:1").extended.non_slot_devices([])
+        ('/job:localhost/replica:0/task:0/device:GPU:1',)
+        """
         return self.parameter_devices
 
     def variable_created_in_scope(self, v: Tree) -> bool:
-        """Returns whether the variable, or the one that it is a component of, was made in this strategy's scope."""
+        """Returns whether the variable, or the one that it is a component of, was made in this strategy's scope.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> strategy.extended.variable_created_in_scope(rx.Variable(1.0))
+        False
+        """
         if not isinstance(v, Variable):
             raise AttributeError(f"{v!r} is no variable and has no strategy.")
         strategy = lost_values.container_of(v)._strategy
         return (_context.default_strategy() if strategy is None else strategy) is self._container
 
     def value_container(self, value: Tree) -> Tree:
-        """Returns the distributed variable that a component belongs to; anything else as it is."""
+        """Returns the distributed variable that a component belongs to; anything else as it is.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> with strategy.scope():
+        ...     v = rx.Variable(1.0)
+        >>> strategy.extended.value_container(v.values[1]) is v
+        True
+        """
         return lost_values.container_of(value)
 
     def read_var(self, v: Tree) -> Tree:
-        """Returns the variable's value."""
+        """Returns the variable's value.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> with strategy.scope():
+        ...     strategy.extended.read_var(rx.Variable(2.0)).item()
+        2.0
+        """
         if not hasattr(v, "read_value"):
             raise TypeError(f"`read_var` takes a variable, got {received(v)}.")
         return v.read_value()
@@ -223,6 +328,15 @@ class StrategyExtended(abc.ABC):
         Raises:
             ValueError: it is no variable of this strategy.
             RuntimeError: outside of the scope.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> with strategy.scope():
+        ...     v = rx.Variable(1.0)
+        ...     with strategy.extended.colocate_vars_with(v):
+        ...         slot = rx.Variable(0.0)
+        >>> slot.device == v.device
+        True
         """
         return _colocated(self, self._container, colocate_with_variable)
 
@@ -240,7 +354,13 @@ class StrategyExtended(abc.ABC):
     # Input.
 
     def experimental_make_numpy_dataset(self, numpy_input: Tree, session: object = None) -> Dataset:
-        """Returns a dataset over the rows of numpy arrays."""
+        """Returns a dataset over the rows of numpy arrays.
+
+        >>> import numpy as np, replicax as rx
+        >>> dataset = rx.MirroredStrategy(["GPU:0", "GPU:1"]).extended.experimental_make_numpy_dataset(np.array([1.0, 2.0]))
+        >>> [float(x) for x in dataset]
+        [1.0, 2.0]
+        """
         return Dataset.from_tensor_slices(numpy_input)
 
     def experimental_run_steps_on_iterator(
@@ -249,6 +369,13 @@ class StrategyExtended(abc.ABC):
         """Calls `fn(context, inputs)` for each of `iterations` elements of the iterator; returns the context.
 
         `context.set_last_step_output(name, output, reduce_op=None)` keeps an output of the last step.
+
+        >>> import replicax as rx
+        >>> extended = rx.OneDeviceStrategy("cpu:0").extended
+        >>> def step(context, x):
+        ...     context.set_last_step_output("x", int(x))
+        >>> extended.experimental_run_steps_on_iterator(step, iter(rx.data.Dataset.range(5)), iterations=3).last_step_outputs
+        {'x': 2}
         """
         context = _StepContext()
         for _ in range(iterations):

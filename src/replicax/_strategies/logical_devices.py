@@ -282,7 +282,14 @@ class LayoutMethods:
         return lay_out(mesh, tensor, layout)
 
     def replicate_to_devices(self, tensor: Leaf) -> Leaf:
-        """Returns the tensor, whole on each of a replica's devices; otherwise as `split_to_devices`."""
+        """Returns the tensor, whole on each of a replica's devices; otherwise as `split_to_devices`.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> strategy = rx.MirroredStrategy(devices_per_replica={"model": 4})
+        >>> whole = strategy.replicate_to_devices(jnp.ones((2, 8)))
+        >>> len(whole.devices()), whole.addressable_shards[0].data.shape
+        (8, (2, 8))
+        """
         return lay_out(self._extended._mesh, tensor, PartitionSpec())
 
     def assign_to_device(self, tensor: Leaf, device: int) -> Leaf:
@@ -290,5 +297,10 @@ class LayoutMethods:
 
         Raises:
             ValueError: a replica has no device of that number.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> strategy = rx.MirroredStrategy(devices_per_replica={"model": 4})
+        >>> strategy.assign_to_device(jnp.ones((2, 8)), 3).shape
+        (2, 8)
         """
         return assigned(self._extended._mesh, tensor, "device", device)

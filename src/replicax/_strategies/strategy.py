@@ -47,6 +47,10 @@ class Strategy(LayoutMethods, OlderMethods):
     input with `experimental_distribute_dataset`; put results together with `reduce` and `gather`.
 
     Use one of the strategies, such as `MirroredStrategy`. The methods are those of `tf.distribute.Strategy`.
+
+    >>> import replicax as rx
+    >>> isinstance(rx.MirroredStrategy(["GPU:0", "GPU:1"]), rx.Strategy)
+    True
     """
 
     _extended: StrategyExtended
@@ -56,17 +60,32 @@ class Strategy(LayoutMethods, OlderMethods):
 
     @property
     def extended(self) -> StrategyExtended:
-        """The lower-level methods."""
+        """The lower-level methods.
+
+        >>> import replicax as rx
+        >>> rx.MirroredStrategy(["GPU:0", "GPU:1"]).extended.worker_devices
+        ('/job:localhost/replica:0/task:0/device:GPU:0', '/job:localhost/replica:0/task:0/device:GPU:1')
+        """
         return self._extended
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of replicas, on all workers together."""
+        """The number of replicas, on all workers together.
+
+        >>> import replicax as rx
+        >>> rx.MirroredStrategy(["GPU:0", "GPU:1"]).num_replicas_in_sync
+        2
+        """
         return self._extended._num_replicas_in_sync
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """The resolver of the cluster, None on one machine."""
+        """The resolver of the cluster, None on one machine.
+
+        >>> import replicax as rx
+        >>> rx.MirroredStrategy(["GPU:0", "GPU:1"]).cluster_resolver is None
+        True
+        """
         return self._extended._cluster_resolver
 
     def scope(self) -> contextlib.AbstractContextManager[Strategy]:
@@ -76,6 +95,13 @@ class Strategy(LayoutMethods, OlderMethods):
 
         Raises:
             RuntimeError: inside of another strategy's scope, or of `run`.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> with strategy.scope():
+        ...     v = rx.Variable(1.0)
+        >>> v.distribute_strategy is strategy, len(v.values)
+        (True, 2)
         """
         return _Scope(self)
 
@@ -178,6 +204,12 @@ class Strategy(LayoutMethods, OlderMethods):
             RuntimeError: in replica context; use `ReplicaContext.all_gather` there.
             InvalidArgumentError: scalars, an axis out of range, or components that do not fit.
             TypeError: components that are not floating or integer, or an axis that is no int.
+
+        >>> import numpy as np, replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> parts = strategy.experimental_distribute_values_from_function(lambda c: np.full(c.replica_id_in_sync_group + 1, 5))
+        >>> strategy.gather(parts, axis=0).tolist()
+        [5, 5, 5]
         """
         context.require_cross_replica(self, _GATHER_NEEDED)
         axis = as_integer("axis", axis)
@@ -189,6 +221,12 @@ class Strategy(LayoutMethods, OlderMethods):
         """Returns the components of this process's replicas, as a tuple.
 
         Of a nest: a tuple with one nest for each replica. Of a value that is not distributed: the one-tuple of it.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> result = strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group)
+        >>> [int(part) for part in strategy.experimental_local_results(result)]
+        [0, 1]
         """
         return _followed("experimental_local_results", value, self._extended._local_results(value))
 
@@ -201,6 +239,14 @@ class Strategy(LayoutMethods, OlderMethods):
 
         Returns:
             `PerReplica`, or the nest that `value_fn` returns with `PerReplica` leaves.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> strategy.experimental_distribute_values_from_function(lambda context: context.replica_id_in_sync_group * 10)
+        PerReplica:{
+          0: 0,
+          1: 10
+        }
         """
         return self._extended._values_from_function(value_fn)
 
@@ -216,6 +262,12 @@ class Strategy(LayoutMethods, OlderMethods):
         Returns:
             An iterable of elements with `PerReplica` leaves. A batch of n goes to r replicas in parts of ceil(n/r) in
             order, until none is left; the last parts may be smaller or empty.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> batches = strategy.experimental_distribute_dataset(rx.data.Dataset.range(6).batch(4))
+        >>> [[part.tolist() for part in batch.values] for batch in batches]
+        [[[0, 1], [2, 3]], [[4], [5]]]
         """
         with self._own_scope():
             return self._extended._distribute_dataset(dataset, as_input_options(options))
@@ -230,6 +282,14 @@ class Strategy(LayoutMethods, OlderMethods):
             dataset_fn: called at once with an `InputContext`, once for each worker; returns a dataset of which
                 consecutive batches go to the replicas in turn.
             options: see `InputOptions`.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> def dataset_fn(context):
+        ...     return rx.data.Dataset.range(8).batch(context.get_per_replica_batch_size(4))
+        >>> batches = strategy.distribute_datasets_from_function(dataset_fn)
+        >>> [[part.tolist() for part in batch.values] for batch in batches]
+        [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
         """
         with self._own_scope():
             return self._extended._datasets_from_function(dataset_fn, as_input_options(options))

@@ -111,23 +111,50 @@ class ReplicaContext:
 
     @property
     def strategy(self) -> StrategyLike:
-        """The strategy that runs the function."""
+        """The strategy that runs the function.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> strategy.run(lambda: rx.get_replica_context().strategy) is strategy
+        True
+        """
         return self._strategy
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas run the function, on all workers together."""
+        """How many replicas run the function, on all workers together.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> strategy.run(lambda: rx.get_replica_context().num_replicas_in_sync)
+        2
+        """
         return self._strategy.num_replicas_in_sync
 
     @property
     def replica_id_in_sync_group(self) -> int | jax.Array:
-        """This replica's number, from 0: an int32 scalar array inside of `run`, symbolic in compiled code."""
+        """This replica's number, from 0: an int32 scalar array inside of `run`, symbolic in compiled code.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> strategy.run(lambda: int(rx.get_replica_context().replica_id_in_sync_group)).values
+        (0, 1)
+        """
         assert self._replica_id is not None  # else a subclass finds it out
         return self._replica_id
 
     @property
     def devices(self) -> Sequence[str | Sequence[str]]:
-        """The full names of the replica's devices."""
+        """The full names of the replica's devices.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> strategy.run(lambda: rx.get_replica_context().devices)
+        [[PerReplica:{
+          0: '/job:localhost/replica:0/task:0/device:GPU:0',
+          1: '/job:localhost/replica:0/task:0/device:GPU:1'
+        }]]
+        """
         raise NotImplementedError
 
     @tracebacks.boundary
@@ -146,6 +173,13 @@ class ReplicaContext:
 
         Raises:
             RuntimeError: this is not the context of the running replica, or the replicas do not all meet.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> def total(strategy, x):
+        ...     return strategy.reduce("SUM", x, axis=None)
+        >>> strategy.run(lambda: rx.get_replica_context().merge_call(total, (jnp.ones(2),))).tolist()
+        [2.0, 2.0]
         """
         self._check_current()
         converted = autograph_switch.converted(merge_fn)
@@ -177,6 +211,12 @@ class ReplicaContext:
         Raises:
             InvalidArgumentError: shapes or dtypes differ between the replicas.
             TypeError: a leaf is no array.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> result = strategy.run(lambda: rx.get_replica_context().all_reduce("SUM", jnp.ones(2)))
+        >>> [part.tolist() for part in result.values]
+        [[2.0, 2.0], [2.0, 2.0]]
         """
         op, options = as_reduce_op(reduce_op), as_options(options, self._options)
         self._check_current()
@@ -197,6 +237,14 @@ class ReplicaContext:
         Raises:
             InvalidArgumentError: scalars, an axis out of range, or shapes or dtypes that do not fit.
             TypeError: a leaf is no array of a numeric type, or `axis` is no int.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> def fn():
+        ...     context = rx.get_replica_context()
+        ...     return context.all_gather(context.replica_id_in_sync_group[None] + 7, axis=0)
+        >>> [part.tolist() for part in strategy.run(fn).values]
+        [[7, 8], [7, 8]]
         """
         options, axis = as_options(options, self._options), as_integer("axis", axis)
         self._check_current()
@@ -317,17 +365,41 @@ def get_strategy() -> StrategyLike:
 
 
 def has_strategy() -> bool:
-    """Returns whether a strategy other than the default one is current."""
+    """Returns whether a strategy other than the default one is current.
+
+    >>> import replicax as rx
+    >>> with rx.MirroredStrategy(["GPU:0", "GPU:1"]).scope():
+    ...     inside = rx.has_strategy()
+    >>> inside, rx.has_strategy()
+    (True, False)
+    """
     return current()[0] is not default_strategy()
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """Returns the replica context that the program is in, None in cross-replica context."""
+    """Returns the replica context that the program is in, None in cross-replica context.
+
+    >>> import replicax as rx
+    >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    >>> with strategy.scope():
+    ...     print(rx.get_replica_context())
+    None
+    >>> strategy.run(lambda: rx.get_replica_context() is None)
+    False
+    """
     return current()[1]
 
 
 def in_cross_replica_context() -> bool:
-    """Returns whether the program is above the replicas: in a strategy's scope or a merge function."""
+    """Returns whether the program is above the replicas: in a strategy's scope or a merge function.
+
+    >>> import replicax as rx
+    >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    >>> with strategy.scope():
+    ...     inside = rx.in_cross_replica_context()
+    >>> inside, strategy.run(rx.in_cross_replica_context)
+    (True, False)
+    """
     return current()[1] is None
 
 
@@ -336,6 +408,12 @@ def experimental_set_strategy(strategy: StrategyLike | None) -> None:
 
     Raises:
         RuntimeError: inside of a strategy's scope or of `run`.
+
+    >>> import replicax as rx
+    >>> rx.experimental_set_strategy(rx.MirroredStrategy(["GPU:0", "GPU:1"]))
+    >>> len(rx.Variable(1.0).values)
+    2
+    >>> rx.experimental_set_strategy(None)
     """
     if _contexts.stack:
         raise RuntimeError("Must not be called inside a `tf.distribute.Strategy` scope.")

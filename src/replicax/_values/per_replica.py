@@ -24,7 +24,14 @@ from replicax._values.mesh import AXIS, ReplicaMesh
 
 
 class DistributedValues(nest.LeafBase):
-    """The base of values with a component for each replica: `PerReplica`, `Mirrored` and distributed variables."""
+    """The base of values with a component for each replica: `PerReplica`, `Mirrored` and distributed variables.
+
+    >>> import replicax as rx
+    >>> with rx.MirroredStrategy(["GPU:0", "GPU:1"]).scope():
+    ...     v = rx.Variable(1.0)
+    >>> [isinstance(value, rx.DistributedValues) for value in (v, rx.PerReplica([1, 2]), 3)]
+    [True, True, False]
+    """
 
     __slots__ = ()
 
@@ -32,7 +39,14 @@ class DistributedValues(nest.LeafBase):
 
     @property
     def values(self) -> tuple[Leaf, ...]:
-        """The components of this process's replicas, in order."""
+        """The components of this process's replicas, in order.
+
+        >>> import replicax as rx
+        >>> with rx.MirroredStrategy(["GPU:0", "GPU:1"]).scope():
+        ...     v = rx.Variable(1.0)
+        >>> [copy.device for copy in v.values]
+        ['/job:localhost/replica:0/task:0/device:GPU:0', '/job:localhost/replica:0/task:0/device:GPU:1']
+        """
         raise NotImplementedError
 
     def _as_distributed(self) -> Value:
@@ -120,7 +134,12 @@ class PerReplica(errors.NotATensor, Value):
 
     @property
     def values(self) -> tuple[Leaf, ...]:
-        """The components of this process's replicas, in order."""
+        """The components of this process's replicas, in order.
+
+        >>> import replicax as rx
+        >>> rx.PerReplica([1, 2]).values
+        (1, 2)
+        """
         if self._values is not None:
             return self._values
         form, mesh = self._form, self._there()
@@ -158,7 +177,17 @@ class PerReplica(errors.NotATensor, Value):
 
 
 class Mirrored(Value):
-    """A value that is the same on every replica, with a copy on each replica's device."""
+    """A value that is the same on every replica, with a copy on each replica's device.
+
+    >>> import replicax as rx
+    >>> with rx.MirroredStrategy(["GPU:0", "GPU:1"]).scope():
+    ...     v = rx.Variable(1.0)
+    >>> v.assign_add(1.0)
+    Mirrored:{
+      0: Array(2., dtype=float32),
+      1: Array(2., dtype=float32)
+    }
+    """
 
     __slots__ = ()
 
@@ -167,7 +196,12 @@ class Mirrored(Value):
 
     @property
     def values(self) -> tuple[Leaf, ...]:
-        """The copies of this process's replicas."""
+        """The copies of this process's replicas.
+
+        >>> import replicax as rx
+        >>> rx.Mirrored([3, 3]).values
+        (3, 3)
+        """
         if self._values is None:
             form, mesh = self._form, self._there()
             assert isinstance(form, Replicated | Traced)

@@ -29,7 +29,15 @@ state = _Creation()
 
 @contextlib.contextmanager
 def variable_creator_scope(creator: Creator) -> Iterator[None]:
-    """Returns a context in which `creator(next_creator, **kwargs)` makes variables, by `next_creator(**kwargs)`."""
+    """Returns a context in which `creator(next_creator, **kwargs)` makes variables, by `next_creator(**kwargs)`.
+
+    >>> import replicax as rx
+    >>> def not_trained(next_creator, **kwargs):
+    ...     return next_creator(**{**kwargs, "trainable": False})
+    >>> with rx.variable_creator_scope(not_trained):
+    ...     rx.Variable(1.0).trainable
+    False
+    """
     state.creators.append((context.get_strategy(), creator))
     try:
         yield
@@ -38,7 +46,13 @@ def variable_creator_scope(creator: Creator) -> Iterator[None]:
 
 
 class name_scope:
-    """A context in which `name/` stands before the names of new variables; alone, if the name itself ends so."""
+    """A context in which `name/` stands before the names of new variables; alone, if the name itself ends so.
+
+    >>> import replicax as rx
+    >>> with rx.name_scope("layer1"):
+    ...     rx.Variable(1.0, name="w").name
+    'layer1/w:0'
+    """
 
     def __init__(self, name: str):
         if not isinstance(name, str):
@@ -48,7 +62,12 @@ class name_scope:
 
     @property
     def name(self) -> str:
-        """The name."""
+        """The name.
+
+        >>> import replicax as rx
+        >>> rx.name_scope("layer1").name
+        'layer1'
+        """
         return self._name
 
     def __enter__(self) -> str:

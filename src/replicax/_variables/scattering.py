@@ -37,12 +37,22 @@ class Scattering:
     _put: Callable[[list[jax.Array]], None]
 
     def sparse_read(self, indices: Leaf, name: str | None = None) -> jax.Array:
-        """Returns the rows at `indices`."""
+        """Returns the rows at `indices`.
+
+        >>> import replicax as rx
+        >>> rx.Variable([[1, 2], [3, 4], [5, 6]]).sparse_read([2, 0]).tolist()
+        [[5, 6], [1, 2]]
+        """
         self._require_array("sparse_read")
         return jnp.take(self.value(), jnp.asarray(indices), axis=0)
 
     def gather_nd(self, indices: Leaf, name: str | None = None) -> Leaf:
-        """Returns the elements or slices at `indices`, whose last dimension counts through the first ones."""
+        """Returns the elements or slices at `indices`, whose last dimension counts through the first ones.
+
+        >>> import replicax as rx
+        >>> rx.Variable([[1, 2], [3, 4]]).gather_nd([[0, 1], [1, 0]]).tolist()
+        [2, 3]
+        """
         self._require_array("gather_nd")
         return self.value()[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
 
@@ -61,37 +71,78 @@ class Scattering:
         return new
 
     def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
-        """Adds rows to those at their indices."""
+        """Adds rows to those at their indices.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> rx.Variable([1, 2, 3]).scatter_add(rx.IndexedSlices(jnp.array([10, 20]), jnp.array([0, 2]))).tolist()
+        [11, 2, 23]
+        """
         return self._scatter("scatter_add", sparse_delta)
 
     def scatter_sub(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
-        """Subtracts rows from those at their indices."""
+        """Subtracts rows from those at their indices.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> rx.Variable([1, 2, 3]).scatter_sub(rx.IndexedSlices(jnp.array([10, 20]), jnp.array([0, 2]))).tolist()
+        [-9, 2, -17]
+        """
         return self._scatter("scatter_sub", sparse_delta)
 
     def scatter_mul(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
-        """Multiplies the rows at the indices."""
+        """Multiplies the rows at the indices.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> rx.Variable([1, 2, 3]).scatter_mul(rx.IndexedSlices(jnp.array([10, 20]), jnp.array([0, 2]))).tolist()
+        [10, 2, 60]
+        """
         return self._scatter("scatter_mul", sparse_delta)
 
     def scatter_div(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
-        """Divides the rows at the indices."""
+        """Divides the rows at the indices.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> rx.Variable([1.0, 2.0]).scatter_div(rx.IndexedSlices(jnp.array([4.0]), jnp.array([1]))).tolist()
+        [1.0, 0.5]
+        """
         return self._scatter("scatter_div", sparse_delta)
 
     def scatter_update(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
-        """Replaces the rows at the indices."""
+        """Replaces the rows at the indices.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> rx.Variable([1, 2, 3]).scatter_update(rx.IndexedSlices(jnp.array([10, 20]), jnp.array([0, 2]))).tolist()
+        [10, 2, 20]
+        """
         return self._scatter("scatter_update", sparse_delta)
 
     def scatter_max(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
-        """Replaces the rows at the indices by the larger of each two elements."""
+        """Replaces the rows at the indices by the larger of each two elements.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> rx.Variable([1, 2, 3]).scatter_max(rx.IndexedSlices(jnp.array([2, 2]), jnp.array([0, 2]))).tolist()
+        [2, 2, 3]
+        """
         return self._scatter("scatter_max", sparse_delta)
 
     def scatter_min(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
-        """Replaces the rows at the indices by the smaller of each two elements."""
+        """Replaces the rows at the indices by the smaller of each two elements.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> rx.Variable([1, 2, 3]).scatter_min(rx.IndexedSlices(jnp.array([2, 2]), jnp.array([0, 2]))).tolist()
+        [1, 2, 2]
+        """
         return self._scatter("scatter_min", sparse_delta)
 
     def batch_scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Tree:
-        """Replaces elements along the last indexed axis, for each batch of indices."""
+        """Replaces elements along the last indexed axis, for each batch of indices.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> slices = rx.IndexedSlices(jnp.array([[10], [20]]), jnp.array([[1], [0]]))
+        >>> rx.Variable([[1, 2], [3, 4]]).batch_scatter_update(slices).tolist()
+        [[1, 10], [20, 4]]
+        """
         self._check_slices("batch_scatter_update", sparse_delta)
         indices, values = jnp.asarray(sparse_delta.indices), jnp.asarray(sparse_delta.values)
         batch = jnp.indices(indices.shape)[:-1]
@@ -117,13 +168,28 @@ class Scattering:
         return self.assign(at.set(updates) if method == "update" else at.add(updates if method == "add" else -updates))
 
     def scatter_nd_add(self, indices: Leaf, updates: Leaf, name: str | None = None) -> Tree:
-        """Adds to the elements or slices at `indices`, whose last dimension counts through the first ones."""
+        """Adds to the elements or slices at `indices`, whose last dimension counts through the first ones.
+
+        >>> import replicax as rx
+        >>> rx.Variable([[1, 2], [3, 4]]).scatter_nd_add([[0, 1], [1, 0]], [10, 20]).tolist()
+        [[1, 12], [23, 4]]
+        """
         return self._scatter_nd(indices, updates, "add")
 
     def scatter_nd_sub(self, indices: Leaf, updates: Leaf, name: str | None = None) -> Tree:
-        """Subtracts from the elements or slices at `indices`."""
+        """Subtracts from the elements or slices at `indices`.
+
+        >>> import replicax as rx
+        >>> rx.Variable([[1, 2], [3, 4]]).scatter_nd_sub([[0, 1], [1, 0]], [10, 20]).tolist()
+        [[1, -8], [-17, 4]]
+        """
         return self._scatter_nd(indices, updates, "sub")
 
     def scatter_nd_update(self, indices: Leaf, updates: Leaf, name: str | None = None) -> Tree:
-        """Replaces the elements or slices at `indices`."""
+        """Replaces the elements or slices at `indices`.
+
+        >>> import replicax as rx
+        >>> rx.Variable([[1, 2], [3, 4]]).scatter_nd_update([[0, 1], [1, 0]], [10, 20]).tolist()
+        [[1, 10], [20, 4]]
+        """
         return self._scatter_nd(indices, updates, "update")

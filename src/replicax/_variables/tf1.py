@@ -20,23 +20,52 @@ class GraphLeftovers:
 
     @property
     def initial_value(self) -> NoReturn:
-        """Not kept: raises `RuntimeError`."""
+        """Not kept: raises `RuntimeError`.
+
+        >>> import replicax as rx
+        >>> rx.Variable(1.0).initial_value
+        Traceback (most recent call last):
+        RuntimeError: The initial value is not kept; read the variable before its first assignment.
+        """
         raise RuntimeError("The initial value is not kept; read the variable before its first assignment.")
 
     def initialized_value(self) -> Tree:
-        """Returns the value: variables are always initialized."""
+        """Returns the value: variables are always initialized.
+
+        >>> import replicax as rx
+        >>> rx.Variable(1.0).initialized_value().item()
+        1.0
+        """
         return self.value()
 
     def eval(self, session: object = None) -> Tree:
-        """Returns the value as a numpy array."""
+        """Returns the value as a numpy array.
+
+        >>> import replicax as rx
+        >>> rx.Variable([1.0, 2.0]).eval()
+        array([1., 2.], dtype=float32)
+        """
         return self.numpy()
 
     def load(self, value: Tree, session: object = None) -> None:
-        """Assigns a value."""
+        """Assigns a value.
+
+        >>> import replicax as rx
+        >>> v = rx.Variable(1.0)
+        >>> v.load(2.0)
+        >>> float(v)
+        2.0
+        """
         self.assign(value)
 
     def count_up_to(self, limit: int) -> Leaf:
-        """Adds 1 to an integer variable and returns its former value; raises `OutOfRangeError` at the limit."""
+        """Adds 1 to an integer variable and returns its former value; raises `OutOfRangeError` at the limit.
+
+        >>> import replicax as rx
+        >>> v = rx.Variable(3)
+        >>> int(v.count_up_to(5)), int(v)
+        (3, 4)
+        """
         before = self.numpy()
         if before >= limit:
             raise errors.OutOfRangeError(f"Reached limit of {limit}")
@@ -44,11 +73,22 @@ class GraphLeftovers:
         return before
 
     def experimental_ref(self) -> object:
-        """Returns `ref()`, of which this is the older name."""
+        """Returns `ref()`, of which this is the older name.
+
+        >>> import replicax as rx
+        >>> v = rx.Variable(1.0)
+        >>> v.experimental_ref() == v.ref()
+        True
+        """
         return self.ref()
 
     class SaveSliceInfo:
-        """The place of a variable in a larger one in a checkpoint; kept for compatibility."""
+        """The place of a variable in a larger one in a checkpoint; kept for compatibility.
+
+        >>> import replicax as rx
+        >>> rx.Variable.SaveSliceInfo(full_name="w").full_name
+        'w'
+        """
 
         def __init__(
             self,
@@ -64,26 +104,55 @@ class GraphLeftovers:
 
     @property
     def graph(self) -> NoReturn:
-        """Raises `RuntimeError`: there are no graphs."""
+        """Raises `RuntimeError`: there are no graphs.
+
+        >>> import replicax as rx
+        >>> rx.Variable(1.0).graph
+        Traceback (most recent call last):
+        RuntimeError: Variable.graph belongs to TensorFlow's graphs and sessions, which replicax has none of.
+        """
         _refuse("graph")
 
     @property
     def op(self) -> NoReturn:
-        """Raises `RuntimeError`: there are no graphs."""
+        """Raises `RuntimeError`: there are no graphs.
+
+        >>> import replicax as rx
+        >>> rx.Variable(1.0).op
+        Traceback (most recent call last):
+        RuntimeError: Variable.op belongs to TensorFlow's graphs and sessions, which replicax has none of.
+        """
         _refuse("op")
 
     @property
     def initializer(self) -> None:
-        """None: variables are always initialized."""
+        """None: variables are always initialized.
+
+        >>> import replicax as rx
+        >>> rx.Variable(1.0).initializer is None
+        True
+        """
         return None
 
     def to_proto(self, export_scope: str | None = None) -> NoReturn:
-        """Raises `RuntimeError`: there are no graphs."""
+        """Raises `RuntimeError`: there are no graphs.
+
+        >>> import replicax as rx
+        >>> rx.Variable(1.0).to_proto()
+        Traceback (most recent call last):
+        RuntimeError: Variable.to_proto belongs to TensorFlow's graphs and sessions, which replicax has none of.
+        """
         _refuse("to_proto")
 
     @staticmethod
     def from_proto(variable_def: object, import_scope: str | None = None) -> NoReturn:
-        """Raises `RuntimeError`: there are no graphs."""
+        """Raises `RuntimeError`: there are no graphs.
+
+        >>> import replicax as rx
+        >>> rx.Variable.from_proto(None)
+        Traceback (most recent call last):
+        RuntimeError: Variable.from_proto belongs to TensorFlow's graphs and sessions, which replicax has none of.
+        """
         _refuse("from_proto")
 
 

@@ -168,60 +168,122 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
 
     @property
     def name(self) -> str:
-        """The name, with `:0` behind it."""
+        """The name, with `:0` behind it.
+
+        >>> import replicax as rx
+        >>> rx.Variable(1.0, name="w").name
+        'w:0'
+        """
         return f"{self._name}:0"
 
     @property
     def trainable(self) -> bool:
-        """True if gradient tapes watch it by themselves."""
+        """True if gradient tapes watch it by themselves.
+
+        >>> import replicax as rx
+        >>> rx.Variable(1.0, trainable=False).trainable
+        False
+        """
         return self._trainable
 
     @property
     def synchronization(self) -> VariableSynchronization:
-        """The time at which its copies are made equal."""
+        """The time at which its copies are made equal.
+
+        >>> import replicax as rx
+        >>> rx.Variable(1.0).synchronization
+        <VariableSynchronization.AUTO: 0>
+        """
         return self._synchronization
 
     @property
     def aggregation(self) -> VariableAggregation:
-        """The way in which values that replicas assign are combined."""
+        """The way in which values that replicas assign are combined.
+
+        >>> import replicax as rx
+        >>> rx.Variable(1.0, aggregation=rx.VariableAggregation.MEAN).aggregation.name
+        'MEAN'
+        """
         return self._aggregation
 
     @property
     def constraint(self) -> Callable[[Tree], Tree] | None:
-        """The function given as `constraint`."""
+        """The function given as `constraint`.
+
+        >>> import replicax as rx
+        >>> rx.Variable(1.0, constraint=abs).constraint
+        <built-in function abs>
+        """
         return self._constraint
 
     @property
     def shape(self) -> Tree:
-        """The array's shape, a `TensorShape`, which is a tuple; for a pytree, a pytree of shapes."""
+        """The array's shape, a `TensorShape`, which is a tuple; for a pytree, a pytree of shapes.
+
+        >>> import replicax as rx
+        >>> rx.Variable([1.0, 2.0]).shape
+        TensorShape([2])
+        """
         return self._of_leaves([TensorShape(leaf.shape) for leaf in self._types])
 
     @property
     def dtype(self) -> Tree:
-        """The array's dtype; for a pytree, a pytree of dtypes."""
+        """The array's dtype; for a pytree, a pytree of dtypes.
+
+        >>> import replicax as rx
+        >>> rx.Variable([1.0, 2.0]).dtype
+        dtype('float32')
+        """
         return self._of_leaves([SINGLE_DTYPES.get(leaf.dtype, leaf.dtype) for leaf in self._types])
 
     @property
     def ndim(self) -> int:
-        """The array's number of dimensions."""
+        """The array's number of dimensions.
+
+        >>> import replicax as rx
+        >>> rx.Variable([[1.0, 2.0]]).ndim
+        2
+        """
         return len(self.shape)
 
     @property
     def device(self) -> str:
-        """The full name of the device that the value read here and now lies on."""
+        """The full name of the device that the value read here and now lies on.
+
+        >>> import replicax as rx
+        >>> with rx.OneDeviceStrategy("GPU:1").scope():
+        ...     rx.Variable(1.0).device
+        '/job:localhost/replica:0/task:0/device:GPU:1'
+        """
         return devices.full_names([self._device()])[0]
 
     @property
     def distribute_strategy(self) -> context.StrategyLike | None:
-        """The strategy in whose scope it was made, None outside of any."""
+        """The strategy in whose scope it was made, None outside of any.
+
+        >>> import replicax as rx
+        >>> rx.Variable(1.0).distribute_strategy is None
+        True
+        """
         return self._strategy
 
     def get_shape(self) -> Tree:
-        """Returns the shape."""
+        """Returns the shape.
+
+        >>> import replicax as rx
+        >>> rx.Variable([1.0, 2.0]).get_shape()
+        TensorShape([2])
+        """
         return self.shape
 
     def set_shape(self, shape: Iterable[int]) -> None:
-        """Checks that `shape` is the variable's; raises `ValueError` otherwise."""
+        """Checks that `shape` is the variable's; raises `ValueError` otherwise.
+
+        >>> import replicax as rx
+        >>> rx.Variable([1.0, 2.0]).set_shape([3])
+        Traceback (most recent call last):
+        ValueError: Variable:0 has shape (2,), which is not (3,).
+        """
         if tuple(shape) != tuple(self.shape):
             raise ValueError(f"{self.name} has shape {self.shape}, which is not {tuple(shape)}.")
 
@@ -229,7 +291,12 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
 
     @_readonly
     def value(self) -> Tree:
-        """Returns the value: the replica's own in replica context; else the first copy, or the aggregated value."""
+        """Returns the value: the replica's own in replica context; else the first copy, or the aggregated value.
+
+        >>> import replicax as rx
+        >>> rx.Variable([1.0, 2.0]).value()
+        Array([1., 2.], dtype=float32)
+        """
         if self._late is not False:
             deferred_restore.settle(self)
         with frames.lock:
@@ -238,11 +305,21 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
         return self._of_leaves(active_tapes.on_read(self, leaves))
 
     def read_value(self) -> Tree:
-        """Returns `value()`."""
+        """Returns `value()`.
+
+        >>> import replicax as rx
+        >>> rx.Variable([1.0, 2.0]).read_value().tolist()
+        [1.0, 2.0]
+        """
         return self.value()
 
     def numpy(self) -> Tree:
-        """Returns a copy of the value as a numpy array (for a pytree, a pytree of them)."""
+        """Returns a copy of the value as a numpy array (for a pytree, a pytree of them).
+
+        >>> import replicax as rx
+        >>> rx.Variable([1.0, 2.0]).numpy()
+        array([1., 2.], dtype=float32)
+        """
         if self._late is not False:
             deferred_restore.settle(self)
         with frames.lock:
@@ -251,7 +328,12 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
             return self._of_leaves([_numpy(leaf) for leaf in leaves])
 
     def is_initialized(self) -> jax.Array:
-        """Returns True: variables are always initialized."""
+        """Returns True: variables are always initialized.
+
+        >>> import replicax as rx
+        >>> bool(rx.Variable(1.0).is_initialized())
+        True
+        """
         return jnp.asarray(True)
 
     # Writing.
@@ -272,19 +354,33 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
             ValueError: another shape, dtype or structure, or an aggregation that does not allow it. Raised by
                 `strategy.run`: the replicas assign different values without an aggregation.
             RuntimeError: a scope of another strategy, or a JAX transformation out of which the value cannot come.
+
+        >>> import replicax as rx
+        >>> rx.Variable([1.0, 2.0]).assign([3.0, 4.0]).tolist()
+        [3.0, 4.0]
         """
         return self._updated("assign", value, read_value)
 
     def assign_add(
         self, delta: Tree, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Tree:
-        """Adds `delta`; see `assign`."""
+        """Adds `delta`; see `assign`.
+
+        >>> import replicax as rx
+        >>> rx.Variable(1.0).assign_add(0.5).item()
+        1.5
+        """
         return self._updated("assign_add", delta, read_value)
 
     def assign_sub(
         self, delta: Tree, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Tree:
-        """Subtracts `delta`; see `assign`."""
+        """Subtracts `delta`; see `assign`.
+
+        >>> import replicax as rx
+        >>> rx.Variable(1.0).assign_sub(0.5).item()
+        0.5
+        """
         return self._updated("assign_sub", delta, read_value)
 
     def _assign_alike(self, value: Tree) -> None:
@@ -327,7 +423,13 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
             return f"<Reference wrapping {self._variable!r}>"
 
     def ref(self) -> _Reference:
-        """Returns a hashable reference; `ref().deref()` is the variable."""
+        """Returns a hashable reference; `ref().deref()` is the variable.
+
+        >>> import replicax as rx
+        >>> v = rx.Variable(1.0)
+        >>> {v.ref(): "v"}[v.ref()], v.ref().deref() is v
+        ('v', True)
+        """
         return Variable._Reference(self)
 
     def __hash__(self) -> int:  # type: ignore[no-redef]
