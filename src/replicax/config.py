@@ -37,5 +37,10 @@ __all__ = [
 
 
 def list_devices() -> list[str]:
-    """Returns the short names of all devices of this process, such as `"GPU:0"`. Starts JAX."""
+    """Returns the short names of all devices of this process, such as `"GPU:0"`. Starts JAX.
+
+    >>> import replicax as rx
+    >>> "GPU:0" in rx.config.list_devices()
+    True
+    """
     return list(device_table())

@@ -27,5 +27,10 @@ def optimize_programs(optimize: bool) -> None:
 
 
 def optimizes_programs() -> bool:
-    """Returns whether compiled programs are rewritten to run faster (see `optimize_programs`)."""
+    """Returns whether compiled programs are rewritten to run faster (see `optimize_programs`).
+
+    >>> import replicax as rx
+    >>> rx.config.optimizes_programs()
+    True
+    """
     return _optimizes

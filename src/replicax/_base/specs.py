@@ -218,27 +218,52 @@ class TensorSpec(TypeSpec):
 
     @property
     def shape(self) -> TensorShape:
-        """The shape."""
+        """The shape.
+
+        >>> import replicax as rx
+        >>> rx.TensorSpec((None, 3)).shape
+        TensorShape([None, 3])
+        """
         return self._shape
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype, as NumPy's."""
+        """The dtype, as NumPy's.
+
+        >>> import replicax as rx
+        >>> rx.TensorSpec((None, 3), "int32").dtype
+        dtype('int32')
+        """
         return self._dtype
 
     @property
     def name(self) -> str | None:
-        """The name, or None."""
+        """The name, or None.
+
+        >>> import replicax as rx
+        >>> rx.TensorSpec((None, 3), name="x").name
+        'x'
+        """
         return self._name
 
     @property
     def value_type(self) -> type:
-        """The type of the values that it describes."""
+        """The type of the values that it describes.
+
+        >>> import jax, replicax as rx
+        >>> rx.TensorSpec((None, 3)).value_type is jax.Array
+        True
+        """
         return jax.Array
 
     @classmethod
     def from_tensor(cls, tensor: Leaf, name: str | None = None) -> TensorSpec:
-        """Returns the spec of an array, a number or a string."""
+        """Returns the spec of an array, a number or a string.
+
+        >>> import numpy as np, replicax as rx
+        >>> rx.TensorSpec.from_tensor(np.ones((2, 3), np.float32))
+        TensorSpec(shape=(2, 3), dtype=float32, name=None)
+        """
         spec = _leaf_spec(tensor)
         return cls(spec.shape, spec.dtype, name)
 
@@ -246,11 +271,22 @@ class TensorSpec(TypeSpec):
     def from_spec(
         cls, spec: jax.ShapeDtypeStruct | jax.Array | np.ndarray | TensorSpec, name: str | None = None
     ) -> TensorSpec:
-        """Returns the spec of anything that has a shape and a dtype, such as a `jax.ShapeDtypeStruct`."""
+        """Returns the spec of anything that has a shape and a dtype, such as a `jax.ShapeDtypeStruct`.
+
+        >>> import jax, replicax as rx
+        >>> rx.TensorSpec.from_spec(jax.ShapeDtypeStruct((2, 3), "int32"), name="x")
+        TensorSpec(shape=(2, 3), dtype=int32, name='x')
+        """
         return cls(spec.shape, spec.dtype, name)
 
     def is_compatible_with(self, spec_or_value: Leaf) -> bool:
-        """Returns whether a spec, an array or a number fits: the same dtype, and no dimension that differs."""
+        """Returns whether a spec, an array or a number fits: the same dtype, and no dimension that differs.
+
+        >>> import replicax as rx
+        >>> spec = rx.TensorSpec((None, 3))
+        >>> spec.is_compatible_with(rx.TensorSpec((2, 3))), spec.is_compatible_with(rx.TensorSpec((2, 4)))
+        (True, False)
+        """
         other = spec_or_value if isinstance(spec_or_value, TensorSpec) else _leaf_spec(spec_or_value)
         return self.dtype == other.dtype and self.shape.is_compatible_with(other.shape)
 
@@ -258,7 +294,12 @@ class TensorSpec(TypeSpec):
         return self.shape, self.dtype, self.name
 
     def is_subtype_of(self, other: Any) -> bool:
-        """Returns whether every tensor of this spec is one of the other; a name has to be the same."""
+        """Returns whether every tensor of this spec is one of the other; a name has to be the same.
+
+        >>> import replicax as rx
+        >>> rx.TensorSpec((2, 3)).is_subtype_of(rx.TensorSpec((None, 3)))
+        True
+        """
         if self.name is None and getattr(other, "name", None) is not None:
             return TensorSpec(self.shape, self.dtype, other.name).is_subtype_of(other)
         return super().is_subtype_of(other)
@@ -293,11 +334,22 @@ class PerReplicaSpec:
 
     @property
     def value_specs(self) -> tuple[TensorSpec, ...]:
-        """The components' specs, in the order of the replicas."""
+        """The components' specs, in the order of the replicas.
+
+        >>> import replicax as rx
+        >>> len(rx.PerReplicaSpec(rx.TensorSpec((2,)), rx.TensorSpec((1,))).value_specs)
+        2
+        """
         return self._value_specs
 
     def is_compatible_with(self, spec_or_value: Leaf) -> bool:
-        """Returns whether the components of a PerReplicaSpec, or of a value with `.values`, fit one by one."""
+        """Returns whether the components of a PerReplicaSpec, or of a value with `.values`, fit one by one.
+
+        >>> import numpy as np, replicax as rx
+        >>> spec = rx.PerReplicaSpec(rx.TensorSpec((2,)), rx.TensorSpec((1,)))
+        >>> spec.is_compatible_with(rx.PerReplica([np.zeros(2, np.float32), np.zeros(1, np.float32)]))
+        True
+        """
         if isinstance(spec_or_value, PerReplicaSpec):
             others = spec_or_value.value_specs
         else:

@@ -23,7 +23,12 @@ class TypeSpec:
 
     @property
     def value_type(self) -> type:
-        """The class of the values that it describes."""
+        """The class of the values that it describes.
+
+        >>> import jax, replicax as rx
+        >>> rx.TensorSpec((2,)).value_type is jax.Array
+        True
+        """
         raise NotImplementedError(f"{type(self).__name__}.value_type")
 
     def _serialize(self) -> tuple[Any, ...]:
@@ -36,7 +41,12 @@ class TypeSpec:
         return cls(*serialization)
 
     def is_compatible_with(self, spec_or_value: Any) -> bool:
-        """Returns whether a value, or a value of another spec, can be one that this spec describes."""
+        """Returns whether a value, or a value of another spec, can be one that this spec describes.
+
+        >>> import replicax as rx
+        >>> rx.TensorSpec((None,)).is_compatible_with(rx.TensorSpec((2,)))
+        True
+        """
         other = spec_or_value
         if not isinstance(other, TypeSpec):
             if not isinstance(other, self.value_type):
@@ -45,12 +55,22 @@ class TypeSpec:
         return type(other) is type(self) and _compatible(self._serialize(), other._serialize())
 
     def is_subtype_of(self, other: Any) -> bool:
-        """Returns whether every value of this spec is one of the other."""
+        """Returns whether every value of this spec is one of the other.
+
+        >>> import replicax as rx
+        >>> rx.TensorSpec((None,)).is_subtype_of(rx.TensorSpec((2,)))
+        False
+        """
         common = self.most_specific_common_supertype([other])
         return common is not None and _plain(common._serialize()) == _plain(other._serialize())
 
     def most_specific_common_supertype(self, others: Sequence[Any]) -> Self | None:
-        """Returns the narrowest spec of which this and the others are subtypes; None if there is none."""
+        """Returns the narrowest spec of which this and the others are subtypes; None if there is none.
+
+        >>> import replicax as rx
+        >>> rx.TensorSpec((2, 3)).most_specific_common_supertype([rx.TensorSpec((2, 4))])
+        TensorSpec(shape=(2, None), dtype=float32, name=None)
+        """
         common = self._serialize()
         for other in others:
             if type(other) is not type(self):
@@ -62,7 +82,12 @@ class TypeSpec:
         return self._deserialize(common)
 
     def most_specific_compatible_type(self, other: Any) -> Self:
-        """Returns the narrowest spec with which both are compatible; raises `ValueError` if there is none."""
+        """Returns the narrowest spec with which both are compatible; raises `ValueError` if there is none.
+
+        >>> import replicax as rx
+        >>> rx.TensorSpec((2, 3)).most_specific_compatible_type(rx.TensorSpec((4, 3)))
+        TensorSpec(shape=(None, 3), dtype=float32, name=None)
+        """
         if not isinstance(other, TypeSpec):
             raise ValueError(f"Expected a TypeSpec, got {received(other)}.")
         common = self.most_specific_common_supertype([other])

@@ -78,10 +78,13 @@ class VariableSynchronization(enum.Enum):
     strategies of several devices refuse it.
 
     >>> import replicax as rx
-    >>> with rx.MirroredStrategy(["GPU:0", "GPU:1"]).scope():
-    ...     count = rx.Variable(0, synchronization=rx.VariableSynchronization.ON_READ, aggregation=rx.VariableAggregation.SUM)
-    >>> count.synchronization.name
-    'ON_READ'
+    >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    >>> on_read, total = rx.VariableSynchronization.ON_READ, rx.VariableAggregation.SUM
+    >>> with strategy.scope():
+    ...     count = rx.Variable(0, synchronization=on_read, aggregation=total)
+    >>> _ = strategy.run(lambda: count.assign_add(1))
+    >>> int(count)
+    2
     """
 
     AUTO = 0
@@ -146,7 +149,8 @@ class InputReplicationMode(enum.Enum):
     """The number of calls of `dataset_fn`: one for each worker or one for each replica.
 
     >>> import replicax as rx
-    >>> rx.InputOptions(experimental_replication_mode=rx.InputReplicationMode.PER_REPLICA).experimental_replication_mode.name
+    >>> options = rx.InputOptions(experimental_replication_mode=rx.InputReplicationMode.PER_REPLICA)
+    >>> options.experimental_replication_mode.name
     'PER_REPLICA'
     """
 

@@ -38,7 +38,15 @@ class ConfigClusterResolver(ClusterResolver):
         """Returns the configuration, in the form of TF_CONFIG."""
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the cluster; an empty one if none is described."""
+        """Returns the cluster; an empty one if none is described.
+
+        >>> import os
+        >>> from unittest import mock
+        >>> import replicax as rx
+        >>> with mock.patch.dict(os.environ, TF_CONFIG='{"cluster": {"worker": ["a:1"]}}'):
+        ...     rx.cluster_resolver.TFConfigClusterResolver().cluster_spec()
+        ClusterSpec({'worker': ['a:1']})
+        """
         return ClusterSpec(self._config().get("cluster", {}))
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
@@ -46,6 +54,13 @@ class ConfigClusterResolver(ClusterResolver):
 
         The arguments are those of `ClusterResolver.master`; ValueError if the cluster has no such task, or if it is not
         known which task this process is.
+
+        >>> import os
+        >>> from unittest import mock
+        >>> import replicax as rx
+        >>> with mock.patch.dict(os.environ, TF_CONFIG='{"cluster": {"worker": ["a:1", "b:2"]}}'):
+        ...     rx.cluster_resolver.TFConfigClusterResolver().master("worker", 1)
+        'b:2'
         """
         master: str | None = self._config().get("session_master")
         if master is not None:

@@ -53,7 +53,13 @@ class Explanation:
 
     @property
     def ok(self) -> bool:
-        """True if nothing is missing and nothing contradicts."""
+        """True if nothing is missing and nothing contradicts.
+
+        >>> import replicax as rx
+        >>> cluster = rx.ClusterSpec({"worker": ["a:1", "b:2"]})
+        >>> rx.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=1).explain().ok
+        False
+        """
         return not self.missing and not self.contradictions
 
     def __str__(self) -> str:

@@ -101,7 +101,17 @@ class GCEClusterResolver(TaskClusterResolver):
         self._service = client("compute", "v1", credentials, "GCE cluster resolver") if service is None else service
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the instances that run now."""
+        """Returns the instances that run now.
+
+        >>> from unittest import mock
+        >>> import replicax as rx
+        >>> compute = mock.Mock()  # in place of the service of Google
+        >>> compute.instanceGroups().listInstances().execute.return_value = {"items": [{"instance": "zones/z/instances/a"}]}
+        >>> compute.instanceGroups().listInstances_next.return_value = None
+        >>> compute.instances().get().execute.return_value = {"networkInterfaces": [{"networkIP": "10.0.0.1"}]}
+        >>> rx.cluster_resolver.GCEClusterResolver("project", "zone", "group", 8470, service=compute).cluster_spec()
+        ClusterSpec({'worker': ['10.0.0.1:8470']})
+        """
         groups, addresses = self._service.instanceGroups(), []
         request = groups.listInstances(
             **self._where, instanceGroup=self._group, body={"instanceState": "RUNNING"}, orderBy="name"
@@ -117,7 +127,13 @@ class GCEClusterResolver(TaskClusterResolver):
 
     @property
     def task_type(self) -> str | None:
-        """The job that was given. It cannot be set: `RuntimeError`."""
+        """The job that was given. It cannot be set: `RuntimeError`.
+
+        >>> from unittest import mock
+        >>> import replicax as rx
+        >>> rx.cluster_resolver.GCEClusterResolver("project", "zone", "group", 8470, service=mock.Mock()).task_type
+        'worker'
+        """
         return self._task_type
 
     @task_type.setter

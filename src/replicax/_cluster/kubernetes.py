@@ -79,7 +79,18 @@ class KubernetesClusterResolver(TaskClusterResolver):
         self._source = "the client that was given" if override_client else made
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the pods that there are now; `RuntimeError` if one of them is not running."""
+        """Returns the pods that there are now; `RuntimeError` if one of them is not running.
+
+        >>> from types import SimpleNamespace as Named
+        >>> import replicax as rx
+        >>> class Client:
+        ...     def list_pod_for_all_namespaces(self, label_selector):
+        ...         pod = Named(metadata=Named(name="a"), status=Named(phase="Pending", pod_ip=None))
+        ...         return Named(items=[pod])
+        >>> rx.cluster_resolver.KubernetesClusterResolver(override_client=Client()).cluster_spec()
+        Traceback (most recent call last):
+        RuntimeError: Pod "a" is not running; phase: "Pending"
+        """
         return ClusterSpec({job: [self._address(pod) for pod in self._pods(job)] for job in self._labels})
 
     def _pods(self, job: str) -> list[Any]:

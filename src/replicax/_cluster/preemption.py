@@ -58,11 +58,19 @@ class PreemptionWatcher:
 
     @property
     def preemption_message(self) -> str | None:
-        """The first notice since this object was made: which worker, and what has happened to it; None before."""
+        """The first notice since this object was made: which worker, and what has happened to it; None before.
+
+        >>> import replicax as rx
+        >>> print(rx.experimental.PreemptionWatcher().preemption_message)
+        None
+        """
         return next(iter(GATE.notices[self._known :]), None)
 
     def block_until_worker_exit(self) -> None:
         """Returns at once: no process of a job connects to workers, so that none could come back to one that is ending.
 
         TensorFlow's waits for that on TPUs alone.
+
+        >>> import replicax as rx
+        >>> rx.experimental.PreemptionWatcher().block_until_worker_exit()
         """

@@ -45,7 +45,13 @@ class ClusterResolver(abc.ABC):
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the processes of the cluster, as they are now."""
+        """Returns the processes of the cluster, as they are now.
+
+        >>> import replicax as rx
+        >>> cluster = rx.ClusterSpec({"worker": ["a:1", "b:2"]})
+        >>> rx.cluster_resolver.SimpleClusterResolver(cluster).cluster_spec().num_tasks("worker")
+        2
+        """
 
     @abc.abstractmethod
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
@@ -55,6 +61,11 @@ class ClusterResolver(abc.ABC):
             task_type: the task's job; with `task_id`, in place of what the resolver takes by default.
             task_id: the task's index.
             rpc_layer: the name to put in front, in place of the resolver's.
+
+        >>> import replicax as rx
+        >>> cluster = rx.ClusterSpec({"worker": ["a:1", "b:2"]})
+        >>> rx.cluster_resolver.SimpleClusterResolver(cluster).master("worker", 1, rpc_layer="grpc")
+        'grpc://b:2'
         """
 
     def num_accelerators(
@@ -66,6 +77,13 @@ class ClusterResolver(abc.ABC):
             task_type: the job of the task that is meant; of other tasks than this one nothing is known.
             task_id: the task's index.
             config_proto: not used.
+
+        >>> import os
+        >>> from unittest import mock
+        >>> import replicax as rx
+        >>> with mock.patch.dict(os.environ, TF_CONFIG="{}"):
+        ...     dict(rx.cluster_resolver.TFConfigClusterResolver().num_accelerators())
+        {'GPU': 8}
         """
         counts: dict[str, int] = collections.defaultdict(int)
         if task_type in (None, self.task_type) and task_id in (None, self.task_id):
@@ -91,12 +109,24 @@ class ClusterResolver(abc.ABC):
 
     @property
     def environment(self) -> str | None:
-        """The name of the environment; empty where none was given."""
+        """The name of the environment; empty where none was given.
+
+        >>> import replicax as rx
+        >>> rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec({}), environment="cloud").environment
+        'cloud'
+        """
         return self._environment
 
     @property
     def task_type(self) -> str | None:
-        """The job that this process belongs to, or None."""
+        """The job that this process belongs to, or None.
+
+        >>> import replicax as rx
+        >>> resolver = rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec({"worker": ["a:1"]}))
+        >>> resolver.task_type = "worker"
+        >>> resolver.task_type
+        'worker'
+        """
         return self._found("task_type", self._task_type)
 
     @task_type.setter
@@ -105,7 +135,14 @@ class ClusterResolver(abc.ABC):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process in its job, or None."""
+        """The index of this process in its job, or None.
+
+        >>> import replicax as rx
+        >>> resolver = rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec({"worker": ["a:1"]}))
+        >>> resolver.task_id = 0
+        >>> resolver.task_id
+        0
+        """
         return self._found("task_id", self._task_id)
 
     @task_id.setter
@@ -114,7 +151,12 @@ class ClusterResolver(abc.ABC):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol that `master` puts in front of addresses, or None."""
+        """The protocol that `master` puts in front of addresses, or None.
+
+        >>> import replicax as rx
+        >>> rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec({}), rpc_layer="grpc").rpc_layer
+        'grpc'
+        """
         return self._found("rpc_layer", self._rpc_layer)
 
     @rpc_layer.setter
@@ -151,6 +193,14 @@ class TaskClusterResolver(ClusterResolver):
         """Returns the address of a task, by default of this process; empty if it is not known which that is.
 
         The arguments are those of `ClusterResolver.master`; ValueError if the cluster has no such task.
+
+        >>> import os
+        >>> from unittest import mock
+        >>> import replicax as rx
+        >>> step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]"}
+        >>> with mock.patch.dict(os.environ, step, SLURM_STEP_TASKS_PER_NODE="1(x2)", CUDA_VISIBLE_DEVICES=""):
+        ...     rx.cluster_resolver.SlurmClusterResolver().master()
+        'grpc://n2:8888'
         """
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
@@ -199,13 +249,23 @@ class SimpleClusterResolver(ClusterResolver):
         self._num_accelerators = {} if num_accelerators is None else num_accelerators
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the cluster that was given."""
+        """Returns the cluster that was given.
+
+        >>> import replicax as rx
+        >>> rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec({"worker": ["a:1"]})).cluster_spec()
+        ClusterSpec({'worker': ['a:1']})
+        """
         return self._cluster_spec
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Returns the address of the task named; the given master if none, or only half of one, is named.
 
         The arguments are those of `ClusterResolver.master`; ValueError if the cluster has no such task.
+
+        >>> import replicax as rx
+        >>> resolver = rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec({"worker": ["a:1"]}), master="m:1")
+        >>> resolver.master(), resolver.master("worker", 0)
+        ('m:1', 'a:1')
         """
         named = task_type is not None and task_id is not None
         address = self._cluster_spec.task_address(task_type, task_id) if named else self._master  # type: ignore[arg-type]
@@ -214,7 +274,12 @@ class SimpleClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> Mapping[str, int]:
-        """Returns the accelerators that were given; the arguments are not used."""
+        """Returns the accelerators that were given; the arguments are not used.
+
+        >>> import replicax as rx
+        >>> rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec({}), num_accelerators={"GPU": 4}).num_accelerators()
+        {'GPU': 4}
+        """
         return self._num_accelerators
 
 
@@ -256,6 +321,12 @@ class UnionResolver(ClusterResolver):
 
         Raises:
             KeyError: two resolvers give one index of a job whose tasks are given by index.
+
+        >>> import replicax as rx
+        >>> made = rx.cluster_resolver.SimpleClusterResolver
+        >>> parts = [made(rx.ClusterSpec({"worker": [address]})) for address in ("a:1", "b:2")]
+        >>> rx.cluster_resolver.UnionResolver(*parts).cluster_spec()
+        ClusterSpec({'worker': ['a:1', 'b:2']})
         """
         clusters = [resolver.cluster_spec().as_dict() for resolver in self._resolvers]
         merged: dict[str, Any] = {}
@@ -276,6 +347,12 @@ class UnionResolver(ClusterResolver):
         """Returns the address of the task named; the first resolver's master where none is.
 
         The arguments are those of `ClusterResolver.master`; ValueError if the cluster has no such task.
+
+        >>> import replicax as rx
+        >>> made = rx.cluster_resolver.SimpleClusterResolver
+        >>> parts = [made(rx.ClusterSpec({"worker": [address]})) for address in ("a:1", "b:2")]
+        >>> rx.cluster_resolver.UnionResolver(*parts).master("worker", 1)
+        'b:2'
         """
         if task_type is None or task_id is None:
             return self._resolvers[0].master(rpc_layer=rpc_layer)
@@ -284,12 +361,24 @@ class UnionResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> Mapping[str, int]:
-        """Returns the first resolver's accelerators."""
+        """Returns the first resolver's accelerators.
+
+        >>> import replicax as rx
+        >>> first = rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec({}), num_accelerators={"GPU": 4})
+        >>> rx.cluster_resolver.UnionResolver(first).num_accelerators()
+        {'GPU': 4}
+        """
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
     @property
     def environment(self) -> str | None:
-        """The first resolver's environment."""
+        """The first resolver's environment.
+
+        >>> import replicax as rx
+        >>> first = rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec({}), environment="cloud")
+        >>> rx.cluster_resolver.UnionResolver(first).environment
+        'cloud'
+        """
         return self._resolvers[0].environment
 
     def _found(self, name: str, own: _T | None) -> _T | None:

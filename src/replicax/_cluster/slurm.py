@@ -156,19 +156,46 @@ class SlurmClusterResolver(TaskClusterResolver):
         self._gpus, self._gpus_per_task = _share(gpus_per_node, gpus_per_task, most, tasks[self._rank : self._rank + 1])
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the tasks of the step. Sets CUDA_VISIBLE_DEVICES to this task's GPUs, if that was asked for."""
+        """Returns the tasks of the step. Sets CUDA_VISIBLE_DEVICES to this task's GPUs, if that was asked for.
+
+        >>> import os
+        >>> from unittest import mock
+        >>> import replicax as rx
+        >>> step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]"}
+        >>> with mock.patch.dict(os.environ, step, SLURM_STEP_TASKS_PER_NODE="1(x2)", CUDA_VISIBLE_DEVICES=""):
+        ...     rx.cluster_resolver.SlurmClusterResolver(port_base=9000).cluster_spec()
+        ClusterSpec({'worker': ['n1:9000', 'n2:9000']})
+        """
         if self._auto_set_gpu and self._gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus)
         return ClusterSpec(self._addresses)
 
     def get_task_info(self) -> tuple[str | None, int | None]:
-        """Returns the job of this process, and its index."""
+        """Returns the job of this process, and its index.
+
+        >>> import os
+        >>> from unittest import mock
+        >>> import replicax as rx
+        >>> step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]"}
+        >>> with mock.patch.dict(os.environ, step, SLURM_STEP_TASKS_PER_NODE="1(x2)", CUDA_VISIBLE_DEVICES=""):
+        ...     rx.cluster_resolver.SlurmClusterResolver().get_task_info()
+        ('worker', 1)
+        """
         return self.task_type, self.task_id
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> Mapping[str, int]:
-        """Returns the GPUs of each task; the arguments are not used."""
+        """Returns the GPUs of each task; the arguments are not used.
+
+        >>> import os
+        >>> from unittest import mock
+        >>> import replicax as rx
+        >>> step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]"}
+        >>> with mock.patch.dict(os.environ, step, SLURM_STEP_TASKS_PER_NODE="1(x2)", CUDA_VISIBLE_DEVICES="0,1"):
+        ...     rx.cluster_resolver.SlurmClusterResolver().num_accelerators()
+        {'GPU': 2}
+        """
         return {"GPU": self._gpus_per_task}
 
     def _describe(self, report: Explanation) -> None:

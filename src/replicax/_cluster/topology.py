@@ -69,55 +69,121 @@ class Topology:
 
     @property
     def mesh_shape(self) -> np.ndarray:
-        """The extent of the mesh in x, y, z and cores."""
+        """The extent of the mesh in x, y, z and cores.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]])
+        >>> topology.mesh_shape.tolist()
+        [1, 1, 1, 2]
+        """
         return self._mesh_shape
 
     @property
     def mesh_rank(self) -> int:
-        """The number of the mesh's dimensions."""
+        """The number of the mesh's dimensions.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]])
+        >>> topology.mesh_rank
+        4
+        """
         return len(self._mesh_shape)
 
     @property
     def device_coordinates(self) -> np.ndarray:
-        """The coordinates of each task's devices: `[tasks, devices of a task, 4]`."""
+        """The coordinates of each task's devices: `[tasks, devices of a task, 4]`.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]])
+        >>> topology.device_coordinates.shape
+        (1, 2, 4)
+        """
         return self._coordinates
 
     @property
     def missing_devices(self) -> np.ndarray:
-        """The coordinates at which there is no device, one in a row."""
+        """The coordinates at which there is no device, one in a row.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0]]])
+        >>> topology.missing_devices.tolist()
+        [[0, 0, 0, 1]]
+        """
         everywhere = itertools.product(*map(range, self._mesh_shape.tolist()))
         missing = [coordinates for coordinates in everywhere if coordinates not in self._places]
         return np.array(missing, np.int64).reshape(-1, self.mesh_rank)
 
     @property
     def num_tasks(self) -> int:
-        """The number of tasks (hosts)."""
+        """The number of tasks (hosts).
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]])
+        >>> topology.num_tasks
+        1
+        """
         return int(self._coordinates.shape[0])
 
     @property
     def num_tpus_per_task(self) -> int:
-        """The number of devices of each task."""
+        """The number of devices of each task.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]])
+        >>> topology.num_tpus_per_task
+        2
+        """
         return int(self._coordinates.shape[1])
 
     def task_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
-        """Returns the task whose device is there; `ValueError` if there is none."""
+        """Returns the task whose device is there; `ValueError` if there is none.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0]], [[0, 0, 0, 1]]])
+        >>> topology.task_ordinal_at_coordinates([0, 0, 0, 1])
+        1
+        """
         return self._place(device_coordinates)[0]
 
     def tpu_device_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
-        """Returns the number of the device there among those of its task; `ValueError` if there is none."""
+        """Returns the number of the device there among those of its task; `ValueError` if there is none.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]])
+        >>> topology.tpu_device_ordinal_at_coordinates([0, 0, 0, 1])
+        1
+        """
         return self._place(device_coordinates)[1]
 
     def cpu_device_name_at_coordinates(self, device_coordinates: Sequence[int], job: str | None = None) -> str:
-        """Returns the name of the host's CPU to which the device there is attached."""
+        """Returns the name of the host's CPU to which the device there is attached.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]])
+        >>> topology.cpu_device_name_at_coordinates([0, 0, 0, 1], job="worker")
+        '/job:worker/task:0/device:CPU:0'
+        """
         return f"{_job(job)}/task:{self._place(device_coordinates)[0]}/device:CPU:0"
 
     def tpu_device_name_at_coordinates(self, device_coordinates: Sequence[int], job: str | None = None) -> str:
-        """Returns the name of the device there."""
+        """Returns the name of the device there.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]])
+        >>> topology.tpu_device_name_at_coordinates([0, 0, 0, 1], job="worker")
+        '/job:worker/task:0/device:TPU:1'
+        """
         task, ordinal = self._place(device_coordinates)
         return f"{_job(job)}/task:{task}/device:TPU:{ordinal}"
 
     def serialized(self) -> bytes:
-        """Returns the topology as bytes, in JSON, of which `Topology(serialized=...)` makes it again."""
+        """Returns the topology as bytes, in JSON, of which `Topology(serialized=...)` makes it again.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]])
+        >>> rx.tpu.Topology(serialized=topology.serialized())
+        Topology(mesh_shape=[1, 1, 1, 2], 1 tasks of 2)
+        """
         values = {"mesh_shape": self._mesh_shape.tolist(), "device_coordinates": self._coordinates.tolist()}
         return json.dumps(values).encode()
 
@@ -151,7 +217,14 @@ def _parsed(serialized: bytes) -> tuple[Any, Any]:
 
 
 class DeviceOrderMode(enum.IntEnum):
-    """The order in which `DeviceAssignment.build` goes through the mesh."""
+    """The order in which `DeviceAssignment.build` goes through the mesh.
+
+    >>> import replicax as rx
+    >>> topology = rx.tpu.Topology(mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]])
+    >>> mode = rx.tpu.DeviceOrderMode.MESH
+    >>> rx.tpu.DeviceAssignment.build(topology, num_replicas=2, device_order_mode=mode).core_assignment.tolist()
+    [[[0, 0, 0, 0]], [[1, 0, 0, 0]]]
+    """
 
     AUTO = 0  # RING where that is possible
     RING = 1  # neighbours in the order are neighbours in the mesh, the first and the last too
@@ -208,6 +281,11 @@ class DeviceAssignment:
 
         Raises:
             ValueError: an argument of another form, so many replicas do not fit into the mesh, or there is no ring.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]])
+        >>> rx.tpu.DeviceAssignment.build(topology, computation_shape=[2, 1, 1, 1], num_replicas=1)
+        DeviceAssignment(1 replicas of 2 cores)
         """
         if not isinstance(topology, Topology):
             raise ValueError(f"`topology` is not a Topology object; got {type(topology)}")
@@ -244,45 +322,99 @@ class DeviceAssignment:
 
     @property
     def topology(self) -> Topology:
-        """The system's topology."""
+        """The system's topology.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]])
+        >>> rx.tpu.DeviceAssignment.build(topology, num_replicas=2).topology
+        Topology(mesh_shape=[2, 1, 1, 1], 1 tasks of 2)
+        """
         return self._topology
 
     @property
     def core_assignment(self) -> np.ndarray:
-        """The coordinates of each replica's cores: `[replicas, cores of a replica, 4]`."""
+        """The coordinates of each replica's cores: `[replicas, cores of a replica, 4]`.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]])
+        >>> rx.tpu.DeviceAssignment.build(topology, num_replicas=2).core_assignment.tolist()
+        [[[0, 0, 0, 0]], [[1, 0, 0, 0]]]
+        """
         return self._cores
 
     @property
     def num_replicas(self) -> int:
-        """The number of replicas."""
+        """The number of replicas.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]])
+        >>> rx.tpu.DeviceAssignment.build(topology, num_replicas=2).num_replicas
+        2
+        """
         return int(self._cores.shape[0])
 
     @property
     def num_cores_per_replica(self) -> int:
-        """The number of cores of each replica."""
+        """The number of cores of each replica.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]])
+        >>> rx.tpu.DeviceAssignment.build(topology, computation_shape=[2, 1, 1, 1]).num_cores_per_replica
+        2
+        """
         return int(self._cores.shape[1])
 
     def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
-        """Returns the coordinates of one of a replica's cores."""
+        """Returns the coordinates of one of a replica's cores.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]])
+        >>> [int(i) for i in rx.tpu.DeviceAssignment.build(topology, num_replicas=2).coordinates(1, 0)]
+        [1, 0, 0, 0]
+        """
         return tuple(self._cores[replica, logical_core])
 
     def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
-        """Returns the replicas whose core of this number belongs to this task; `ValueError` if there is none."""
+        """Returns the replicas whose core of this number belongs to this task; `ValueError` if there is none.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]])
+        >>> rx.tpu.DeviceAssignment.build(topology, num_replicas=2).lookup_replicas(task_id=0, logical_core=0)
+        [0, 1]
+        """
         found = [replica for replica, tasks in enumerate(self._tasks) if (logical_core, task_id) in enumerate(tasks)]
         if not found:
             raise ValueError(f"Can not find any replica in task: {task_id} contains logical_core: {logical_core} ")
         return found
 
     def tpu_ordinal(self, replica: int = 0, logical_core: int = 0) -> int:
-        """Returns the number of a core's device among those of its task."""
+        """Returns the number of a core's device among those of its task.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]])
+        >>> rx.tpu.DeviceAssignment.build(topology, num_replicas=2).tpu_ordinal(replica=1)
+        1
+        """
         return self._topology.tpu_device_ordinal_at_coordinates(self.coordinates(replica, logical_core))
 
     def host_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
-        """Returns the name of the host's CPU to which a core is attached."""
+        """Returns the name of the host's CPU to which a core is attached.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]])
+        >>> rx.tpu.DeviceAssignment.build(topology, num_replicas=2).host_device(replica=1, job="worker")
+        '/job:worker/task:0/device:CPU:0'
+        """
         return self._topology.cpu_device_name_at_coordinates(self.coordinates(replica, logical_core), job)
 
     def tpu_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
-        """Returns the name of a core's device."""
+        """Returns the name of a core's device.
+
+        >>> import replicax as rx
+        >>> topology = rx.tpu.Topology(mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]])
+        >>> rx.tpu.DeviceAssignment.build(topology, num_replicas=2).tpu_device(replica=1, job="worker")
+        '/job:worker/task:0/device:TPU:1'
+        """
         return self._topology.tpu_device_name_at_coordinates(self.coordinates(replica, logical_core), job)
 
     def __repr__(self) -> str:

@@ -125,6 +125,11 @@ class TPUClusterResolver(ClusterResolver):
 
         The arguments are those of the class. `DeviceError` if this process has no TPU, `JobError` if the machines do
         not come together.
+
+        >>> import replicax as rx
+        >>> rx.config.set_virtual_devices({"TPU": 8, "CPU": 4})  # not on a TPU
+        >>> rx.cluster_resolver.TPUClusterResolver.connect("local").num_accelerators()
+        {'TPU': 8}
         """
         resolver = TPUClusterResolver(tpu, zone, project)
         resolver._connect()
@@ -139,6 +144,10 @@ class TPUClusterResolver(ClusterResolver):
         """Returns the TPU's workers; an empty cluster for `"local"`.
 
         `RuntimeError` if the TPU is not ready, `ValueError` if the Cloud TPU service does not know it.
+
+        >>> import replicax as rx
+        >>> rx.cluster_resolver.TPUClusterResolver("grpc://10.1.2.3:8470,grpc://10.1.2.4:8470").cluster_spec()
+        ClusterSpec({'worker': ['10.1.2.3:8470', '10.1.2.4:8470']})
         """
         if self._workers.name == "local":
             return ClusterSpec({})
@@ -199,6 +208,10 @@ class TPUClusterResolver(ClusterResolver):
 
         The arguments are those of `ClusterResolver.master`, of which `rpc_layer` is not used; ValueError if there is no
         such worker.
+
+        >>> import replicax as rx
+        >>> rx.cluster_resolver.TPUClusterResolver("grpc://10.1.2.3:8470").master()
+        'grpc://10.1.2.3:8470'
         """
         if self._workers.name == "local":
             return ""
@@ -207,37 +220,77 @@ class TPUClusterResolver(ClusterResolver):
         return master_url(self.cluster_spec().task_address(task_type, task_id), "grpc")  # type: ignore[arg-type]
 
     def get_master(self) -> str:
-        """Returns `master()`."""
+        """Returns `master()`.
+
+        >>> import replicax as rx
+        >>> rx.cluster_resolver.TPUClusterResolver("grpc://10.1.2.3:8470").get_master()
+        'grpc://10.1.2.3:8470'
+        """
         return self.master()
 
     def get_job_name(self) -> str | None:
-        """Returns the job that the TPU's workers are."""
+        """Returns the job that the TPU's workers are.
+
+        >>> import replicax as rx
+        >>> rx.cluster_resolver.TPUClusterResolver("local").get_job_name()
+        'worker'
+        """
         return self._task_type
 
     def get_coordination_service_leader(self) -> str:
-        """Returns the name of the task that leads: the first worker."""
+        """Returns the name of the task that leads: the first worker.
+
+        >>> import replicax as rx
+        >>> rx.cluster_resolver.TPUClusterResolver("local").get_coordination_service_leader()
+        '/job:worker/task:0'
+        """
         return f"/job:{self._task_type}/task:0"
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> Mapping[str, int]:
-        """Returns how many TPU devices this process has; all workers have as many. **Starts JAX's backend.**"""
+        """Returns how many TPU devices this process has; all workers have as many. **Starts JAX's backend.**
+
+        >>> import replicax as rx
+        >>> rx.config.set_virtual_devices({"TPU": 8, "CPU": 4})  # not on a TPU
+        >>> rx.cluster_resolver.TPUClusterResolver("local").num_accelerators()
+        {'TPU': 8}
+        """
         return {"TPU": len(_tpus())}
 
     def get_tpu_system_metadata(self) -> TPUSystemMetadata:
-        """Returns how many TPU devices all connected processes have. **Starts JAX's backend.**"""
+        """Returns how many TPU devices all connected processes have. **Starts JAX's backend.**
+
+        >>> import replicax as rx
+        >>> rx.config.set_virtual_devices({"TPU": 8, "CPU": 4})  # not on a TPU
+        >>> rx.cluster_resolver.TPUClusterResolver("local").get_tpu_system_metadata().num_cores
+        8
+        """
         own, hosts = len(_tpus()), jax.process_count()
         job = self._task_type if hosts > 1 else "localhost"
         names = [f"/job:{job}/replica:0/task:{task}/device:TPU:{at}" for task in range(hosts) for at in range(own)]
         return TPUSystemMetadata(own * hosts, hosts, own, None, tuple(names))
 
     def set_tpu_topology(self, serialized_tpu_topology: bytes) -> None:
-        """Keeps a topology, as `Topology.serialized()` gives it."""
+        """Keeps a topology, as `Topology.serialized()` gives it.
+
+        >>> import replicax as rx
+        >>> rx.config.set_virtual_devices({"TPU": 8, "CPU": 4})  # not on a TPU
+        >>> topology, resolver = rx.tpu.initialize_tpu_system(), rx.cluster_resolver.TPUClusterResolver("local")
+        >>> resolver.set_tpu_topology(topology.serialized())
+        >>> resolver.tpu_hardware_feature
+        TPUHardwareFeature(embedding_feature=0)
+        """
         self._topology = serialized_tpu_topology
 
     @property
     def tpu_hardware_feature(self) -> TPUHardwareFeature | None:
-        """Returns that embeddings have no hardware of their own, once there is a topology; None without one."""
+        """Returns that embeddings have no hardware of their own, once there is a topology; None without one.
+
+        >>> import replicax as rx
+        >>> rx.cluster_resolver.TPUClusterResolver("local").tpu_hardware_feature is None
+        True
+        """
         return None if self._topology is None else TPUHardwareFeature()
 
     def _describe(self, report: Explanation) -> None:

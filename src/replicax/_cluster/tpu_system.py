@@ -122,7 +122,12 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
 
 
 def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
-    """Raises `DeviceError` if there are no TPUs, and does nothing else: JAX gives them back when the process ends."""
+    """Raises `DeviceError` if there are no TPUs, and does nothing else: JAX gives them back when the process ends.
+
+    >>> import replicax as rx
+    >>> rx.config.set_virtual_devices({"TPU": 8, "CPU": 4})  # not on a TPU
+    >>> rx.tpu.shutdown_tpu_system()
+    """
     tpu_devices()
 
 
@@ -170,6 +175,9 @@ def experimental_connect_to_host(remote_host: str | Sequence[str] | None = None,
 
     Raises:
         ValueError: no address.
+
+    >>> import replicax as rx
+    >>> rx.config.experimental_connect_to_host("worker0:8470")
     """
     if not remote_host:
         raise ValueError("Must provide at least one remote_host")

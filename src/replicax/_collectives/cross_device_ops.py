@@ -337,8 +337,9 @@ class NcclAllReduce(AllReduceCrossDeviceOps):
 
     >>> import replicax as rx
     >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], cross_device_ops=rx.NcclAllReduce(num_packs=2))
-    >>> float(strategy.reduce("SUM", strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group), axis=None))
-    1.0
+    >>> numbers = strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group)
+    >>> int(strategy.reduce("SUM", numbers, axis=None))
+    1
     """
 
     _name = "NCCL all-reduce"
@@ -358,8 +359,9 @@ class HierarchicalCopyAllReduce(AllReduceCrossDeviceOps):
 
     >>> import replicax as rx
     >>> strategy = rx.MirroredStrategy([f"GPU:{i}" for i in range(4)], rx.HierarchicalCopyAllReduce())
-    >>> float(strategy.reduce("SUM", strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group), axis=None))
-    6.0
+    >>> numbers = strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group)
+    >>> int(strategy.reduce("SUM", numbers, axis=None))
+    6
     """
 
     _name = "HierarchicalCopy"
@@ -377,8 +379,9 @@ class ReductionToOneDevice(CrossDeviceOps):
 
     >>> import replicax as rx
     >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], rx.ReductionToOneDevice("CPU:0"))
-    >>> float(strategy.reduce("SUM", strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group), axis=None))
-    1.0
+    >>> numbers = strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group)
+    >>> int(strategy.reduce("SUM", numbers, axis=None))
+    1
     """
 
     def __init__(

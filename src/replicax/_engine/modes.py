@@ -36,13 +36,28 @@ _rehearses: contextvars.ContextVar[bool] = contextvars.ContextVar("rehearses", d
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:
-    """Makes every `function` run its Python code as it is, without compiling; for debugging."""
+    """Makes every `function` run its Python code as it is, without compiling; for debugging.
+
+    >>> import replicax as rx
+    >>> rx.config.run_functions_eagerly(True)
+    >>> @rx.function
+    ... def fn(x):
+    ...     print("Python sees", x)
+    >>> fn(3)
+    Python sees 3
+    >>> rx.config.run_functions_eagerly(False)
+    """
     global _run_eagerly
     _run_eagerly = bool(run_eagerly)
 
 
 def functions_run_eagerly() -> bool:
-    """Returns whether functions run their Python code here: all of them, or those of one that is rehearsed."""
+    """Returns whether functions run their Python code here: all of them, or those of one that is rehearsed.
+
+    >>> import replicax as rx
+    >>> rx.config.functions_run_eagerly()
+    False
+    """
     return _run_eagerly or _rehearses.get()
 
 

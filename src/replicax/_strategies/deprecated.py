@@ -150,7 +150,8 @@ class OlderMethods:
         >>> import warnings, replicax as rx
         >>> warnings.simplefilter("ignore", DeprecationWarning)
         >>> strategy = rx.OneDeviceStrategy("cpu:0")
-        >>> batches = strategy.experimental_distribute_datasets_from_function(lambda context: rx.data.Dataset.range(4).batch(2))
+        >>> dataset_fn = lambda context: rx.data.Dataset.range(4).batch(2)
+        >>> batches = strategy.experimental_distribute_datasets_from_function(dataset_fn)
         >>> [batch.tolist() for batch in batches]
         [[0, 1], [2, 3]]
         """

@@ -152,7 +152,8 @@ class StrategyExtended(abc.ABC):
         """Calls `Strategy.run`, of which this is the older name.
 
         >>> import replicax as rx
-        >>> rx.MirroredStrategy(["GPU:0", "GPU:1"]).extended.call_for_each_replica(lambda x: x + 1, (rx.PerReplica([1, 2]),)).values
+        >>> extended = rx.MirroredStrategy(["GPU:0", "GPU:1"]).extended
+        >>> extended.call_for_each_replica(lambda x: x + 1, (rx.PerReplica([1, 2]),)).values
         (2, 3)
         """
         return self._container.run(fn, tuple(args), kwargs)
@@ -357,7 +358,8 @@ class StrategyExtended(abc.ABC):
         """Returns a dataset over the rows of numpy arrays.
 
         >>> import numpy as np, replicax as rx
-        >>> dataset = rx.MirroredStrategy(["GPU:0", "GPU:1"]).extended.experimental_make_numpy_dataset(np.array([1.0, 2.0]))
+        >>> extended = rx.MirroredStrategy(["GPU:0", "GPU:1"]).extended
+        >>> dataset = extended.experimental_make_numpy_dataset(np.array([1.0, 2.0]))
         >>> [float(x) for x in dataset]
         [1.0, 2.0]
         """
@@ -374,7 +376,8 @@ class StrategyExtended(abc.ABC):
         >>> extended = rx.OneDeviceStrategy("cpu:0").extended
         >>> def step(context, x):
         ...     context.set_last_step_output("x", int(x))
-        >>> extended.experimental_run_steps_on_iterator(step, iter(rx.data.Dataset.range(5)), iterations=3).last_step_outputs
+        >>> context = extended.experimental_run_steps_on_iterator(step, iter(rx.data.Dataset.range(5)), iterations=3)
+        >>> context.last_step_outputs
         {'x': 2}
         """
         context = _StepContext()

@@ -207,7 +207,8 @@ class Strategy(LayoutMethods, OlderMethods):
 
         >>> import numpy as np, replicax as rx
         >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
-        >>> parts = strategy.experimental_distribute_values_from_function(lambda c: np.full(c.replica_id_in_sync_group + 1, 5))
+        >>> rows = lambda context: np.full(context.replica_id_in_sync_group + 1, 5)  # one, and two
+        >>> parts = strategy.experimental_distribute_values_from_function(rows)
         >>> strategy.gather(parts, axis=0).tolist()
         [5, 5, 5]
         """
