@@ -106,7 +106,8 @@ class GCEClusterResolver(TaskClusterResolver):
         >>> from unittest import mock
         >>> import replicax as rx
         >>> compute = mock.Mock()  # in place of the service of Google
-        >>> compute.instanceGroups().listInstances().execute.return_value = {"items": [{"instance": "zones/z/instances/a"}]}
+        >>> answer = {"items": [{"instance": "zones/z/instances/a"}]}
+        >>> compute.instanceGroups().listInstances().execute.return_value = answer
         >>> compute.instanceGroups().listInstances_next.return_value = None
         >>> compute.instances().get().execute.return_value = {"networkInterfaces": [{"networkIP": "10.0.0.1"}]}
         >>> rx.cluster_resolver.GCEClusterResolver("project", "zone", "group", 8470, service=compute).cluster_spec()

@@ -277,7 +277,8 @@ class SimpleClusterResolver(ClusterResolver):
         """Returns the accelerators that were given; the arguments are not used.
 
         >>> import replicax as rx
-        >>> rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec({}), num_accelerators={"GPU": 4}).num_accelerators()
+        >>> resolver = rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec({}), num_accelerators={"GPU": 4})
+        >>> resolver.num_accelerators()
         {'GPU': 4}
         """
         return self._num_accelerators

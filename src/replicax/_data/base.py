@@ -133,7 +133,14 @@ class Base(Nested):
     # Facts
 
     def with_options(self, options: Options, name: str | None = None) -> Self:
-        """Returns this dataset with `options` added to its own; raises TypeError if they are no `Options`."""
+        """Returns this dataset with `options` added to its own; raises TypeError if they are no `Options`.
+
+        >>> import replicax as rx
+        >>> options = rx.data.Options()
+        >>> options.deterministic = False
+        >>> rx.data.Dataset.range(4).with_options(options).options().deterministic
+        False
+        """
         if not isinstance(options, Options):
             raise TypeError(f"`options` is an `rx.data.Options`, got {received(options)}.")
         return self._with(self._options.merge(options))
@@ -144,7 +151,12 @@ class Base(Nested):
         return dataset
 
     def options(self) -> Options:
-        """Returns the options set for this dataset."""
+        """Returns the options set for this dataset.
+
+        >>> import replicax as rx
+        >>> rx.data.Dataset.range(4).options().experimental_distribute.auto_shard_policy.name
+        'AUTO'
+        """
         return copy.deepcopy(self._options)
 
     @property
@@ -160,11 +172,21 @@ class Base(Nested):
         return tensor_spec(self._spec(True))
 
     def cardinality(self, name: str | None = None) -> np.int64:
-        """Returns the number of elements; -1 for no end, -2 for not known."""
+        """Returns the number of elements; -1 for no end, -2 for not known.
+
+        >>> from replicax.data import Dataset
+        >>> [int(dataset.cardinality()) for dataset in (Dataset.range(7).batch(2), Dataset.counter())]
+        [4, -1]
+        """
         return np.int64(self._cardinality)
 
     def as_numpy_iterator(self) -> NumpyIterator:
-        """Returns an iterator over the elements as numpy arrays; scalars as numpy scalars."""
+        """Returns an iterator over the elements as numpy arrays; scalars as numpy scalars.
+
+        >>> from replicax.data import Dataset
+        >>> list(Dataset.range(2).as_numpy_iterator())
+        [np.int64(0), np.int64(1)]
+        """
         iterators.announce()
         return NumpyIterator(self)
 

@@ -85,6 +85,12 @@ class Batches(Base):
             padded_shapes: the shapes to pad to, in the structure of the elements; None and -1 mean the longest.
             padding_values: what to pad with, one for all or in the structure of the elements; zeros by default.
             drop_remainder: whether to drop a last, smaller batch.
+
+        >>> import numpy as np
+        >>> from replicax.data import Dataset
+        >>> dataset = Dataset.range(1, 4).map(lambda n: np.arange(n))
+        >>> [batch.tolist() for batch in dataset.padded_batch(3)]
+        [[[0, 0, 0], [0, 1, 0], [0, 1, 2]]]
         """
         size = positive("batch_size", batch_size)
 
@@ -178,7 +184,12 @@ class Batches(Base):
         return self._derived(make, self._cardinality, spec)
 
     def unbatch(self, name: str | None = None) -> Self:
-        """Returns a dataset of the rows of each element."""
+        """Returns a dataset of the rows of each element.
+
+        >>> from replicax.data import Dataset
+        >>> [int(x) for x in Dataset.range(4).batch(3).unbatch()]
+        [0, 1, 2, 3]
+        """
 
         @replayed
         def make(reading: Reading) -> Iterator[Tree]:

@@ -67,7 +67,12 @@ class Combined(Order):
         return cls._joined(inputs, made, structure.unflatten, cardinality, files=files, rows=rows)
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Self:
-        """Returns pairs of a number (int64, from `start`) and an element."""
+        """Returns pairs of a number (int64, from `start`) and an element.
+
+        >>> from replicax.data import Dataset
+        >>> [(int(number), int(x)) for number, x in Dataset.range(5, 7).enumerate(start=1)]
+        [(1, 5), (2, 6)]
+        """
         return self.zip(self._numbers(start, 1, np.dtype(np.int64)), self)._with(self._options)
 
     def concatenate(self, dataset: Base, name: str | None = None) -> Self:
@@ -75,6 +80,10 @@ class Combined(Order):
 
         Raises:
             TypeError: `dataset` is no Dataset, or its elements are known to be of another kind.
+
+        >>> from replicax.data import Dataset
+        >>> [int(x) for x in Dataset.range(2).concatenate(Dataset.range(5, 7))]
+        [0, 1, 5, 6]
         """
         if not isinstance(dataset, Base):
             raise TypeError(f"`dataset` is a Dataset, got {received(dataset)}.")

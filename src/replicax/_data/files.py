@@ -263,7 +263,15 @@ class TFRecordWriter:
         self._file = opened(os.fspath(path), options.compression_type, "wb", options.compression_level)
 
     def write(self, record: str | bytes) -> None:
-        """Writes one record, of bytes or text."""
+        """Writes one record, of bytes or text.
+
+        >>> import tempfile, replicax as rx
+        >>> path = tempfile.mkdtemp() + "/records"
+        >>> with rx.data.TFRecordWriter(path) as writer:
+        ...     writer.write(b"hello")
+        >>> list(rx.data.TFRecordDataset(path).as_numpy_iterator())
+        [b'hello']
+        """
         data = record.encode() if isinstance(record, str) else bytes(record)
         length = struct.pack("<Q", len(data))
         self._file.write(b"".join([length, self._masked(length), data, self._masked(data)]))
@@ -273,11 +281,25 @@ class TFRecordWriter:
         return struct.pack("<I", self._checksum(data))
 
     def flush(self) -> None:
-        """Hands what was written to the system."""
+        """Hands what was written to the system.
+
+        >>> import os, tempfile, replicax as rx
+        >>> path = tempfile.mkdtemp() + "/records"
+        >>> with rx.data.TFRecordWriter(path) as writer:
+        ...     writer.write(b"hello")
+        ...     writer.flush()
+        ...     os.path.getsize(path)
+        21
+        """
         self._file.flush()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file.
+
+        >>> import tempfile, replicax as rx
+        >>> writer = rx.data.TFRecordWriter(tempfile.mkdtemp() + "/records")
+        >>> writer.close()
+        """
         self._file.close()
 
     def __enter__(self) -> TFRecordWriter:

@@ -70,25 +70,50 @@ class Optional:
 
     @classmethod
     def from_value(cls, value: Tree) -> Optional:
-        """Returns an optional that has `value`."""
+        """Returns an optional that has `value`.
+
+        >>> import replicax as rx
+        >>> rx.data.Optional.from_value(3).get_value()
+        3
+        """
         return cls(value)
 
     @classmethod
     def empty(cls, element_spec: Tree = None) -> Optional:
-        """Returns an optional without a value; `element_spec` is the spec of the values that it could have."""
+        """Returns an optional without a value; `element_spec` is the spec of the values that it could have.
+
+        >>> import replicax as rx
+        >>> bool(rx.data.Optional.empty(rx.TensorSpec(())).has_value())
+        False
+        """
         return cls(element_spec=element_spec)
 
     @property
     def element_spec(self) -> Tree:
-        """The spec of the value; None where there is none and it was not told."""
+        """The spec of the value; None where there is none and it was not told.
+
+        >>> import replicax as rx
+        >>> rx.data.Optional.empty(rx.TensorSpec(())).element_spec
+        TensorSpec(shape=(), dtype=float32, name=None)
+        """
         return tensor_spec(host_spec(self._value[0])) if self._value else self._element_spec
 
     def has_value(self, name: str | None = None) -> jax.Array:
-        """Returns whether there is an element, as a scalar array of bool."""
+        """Returns whether there is an element, as a scalar array of bool.
+
+        >>> import replicax as rx
+        >>> bool(rx.data.Optional.from_value(3).has_value())
+        True
+        """
         return jnp.asarray(bool(self._value))
 
     def get_value(self, name: str | None = None) -> Tree:
-        """Returns the element; raises InvalidArgumentError where there is none."""
+        """Returns the element; raises InvalidArgumentError where there is none.
+
+        >>> import replicax as rx
+        >>> int(iter(rx.data.Dataset.range(5, 7)).get_next_as_optional().get_value())
+        5
+        """
         if not self._value:
             raise InvalidArgumentError("The given optional does not have a value.")
         return self._value[0]
@@ -267,18 +292,34 @@ class ElementIterator(Iterator[Tree]):
 
     @property
     def element_spec(self) -> Tree:
-        """The dataset's `element_spec`."""
+        """The dataset's `element_spec`.
+
+        >>> import replicax as rx
+        >>> iter(rx.data.Dataset.from_tensor_slices([1.0, 2.0])).element_spec
+        TensorSpec(shape=(), dtype=float32, name=None)
+        """
         return self._dataset.element_spec
 
     def get_next(self) -> Tree:
-        """Returns the next element; raises OutOfRangeError where there are no more."""
+        """Returns the next element; raises OutOfRangeError where there are no more.
+
+        >>> import replicax as rx
+        >>> int(iter(rx.data.Dataset.range(5, 7)).get_next())
+        5
+        """
         try:
             return next(self)
         except StopIteration:
             raise ending(OutOfRangeError("End of sequence")) from None
 
     def get_next_as_optional(self) -> Optional:
-        """Returns the next element in an `Optional`, which is without a value at the end."""
+        """Returns the next element in an `Optional`, which is without a value at the end.
+
+        >>> import replicax as rx
+        >>> iterator = iter(rx.data.Dataset.range(1))
+        >>> [bool(iterator.get_next_as_optional().has_value()) for _ in range(2)]
+        [True, False]
+        """
         try:
             return Optional(next(self))
         except StopIteration:
@@ -326,7 +367,17 @@ class DatasetIterator(ElementIterator):
         return tensors_of(element)
 
     def save_state(self) -> bytes:
-        """Returns the position of the iterator: some numbers, however large the dataset is."""
+        """Returns the position of the iterator: some numbers, however large the dataset is.
+
+        >>> import replicax as rx
+        >>> iterator = iter(rx.data.Dataset.range(5))
+        >>> _ = next(iterator), next(iterator)
+        >>> state = iterator.save_state()
+        >>> other = iter(rx.data.Dataset.range(5))
+        >>> other.restore_state(state)
+        >>> int(next(other))
+        2
+        """
         return self._state_at(self._position)
 
     def _state_at(self, position: int) -> bytes:
@@ -345,6 +396,14 @@ class DatasetIterator(ElementIterator):
 
         Raises:
             InvalidArgumentError: `state` is no such state, or of another dataset; the iterator stays as it was.
+
+        >>> import replicax as rx
+        >>> iterator = iter(rx.data.Dataset.range(5))
+        >>> state = iterator.save_state()
+        >>> _ = next(iterator), next(iterator)
+        >>> iterator.restore_state(state)
+        >>> int(next(iterator))
+        0
         """
         position, (reading,) = state_from_bytes(state, [self._reading])
         self._begin(Reading(self._dataset._nodes, saved=reading), position.elements)
@@ -359,7 +418,13 @@ def _as_numpy(leaf: Leaf) -> Leaf:
 
 
 class NumpyIterator(DatasetIterator):
-    """An iterator over the elements of a `Dataset`, as numpy arrays; scalars as numpy scalars."""
+    """An iterator over the elements of a `Dataset`, as numpy arrays; scalars as numpy scalars.
+
+    >>> import replicax as rx
+    >>> iterator = rx.data.Dataset.range(2).as_numpy_iterator()
+    >>> isinstance(iterator, rx.data.NumpyIterator), next(iterator)
+    (True, np.int64(0))
+    """
 
     def _shown_element(self, element: Tree) -> Tree:
         return composites.on_rows(_as_numpy, element)

@@ -109,7 +109,12 @@ class Functions(Base):
         return self._derived(make, self._cardinality, find=find, nodes=nodes)
 
     def filter(self, predicate: Callable[..., Tree], name: str | None = None) -> Self:
-        """Returns the elements for which `predicate` is true, a scalar of bool."""
+        """Returns the elements for which `predicate` is true, a scalar of bool.
+
+        >>> from replicax.data import Dataset
+        >>> [int(x) for x in Dataset.range(5).filter(lambda x: x % 2 == 0)]
+        [0, 2, 4]
+        """
         return self._selected(filter, "filter", predicate)
 
     def take_while(self, predicate: Callable[..., Tree], name: str | None = None) -> Self:
@@ -180,7 +185,12 @@ class Functions(Base):
         return self._probed(make, first_spec, self._cardinality)
 
     def flat_map(self, map_func: Callable[..., Base], name: str | None = None) -> Self:
-        """Returns the elements of the datasets that `map_func` makes of each element, one dataset after the other."""
+        """Returns the elements of the datasets that `map_func` makes of each element, one dataset after the other.
+
+        >>> from replicax.data import Dataset
+        >>> [int(x) for x in Dataset.range(3).flat_map(lambda n: Dataset.range(n))]
+        [0, 0, 1]
+        """
         return self._interleaved("flat_map", map_func, 1, 1)
 
     def interleave(
@@ -192,7 +202,13 @@ class Functions(Base):
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Self:
-        """Returns the elements of the datasets that `map_func` makes, taken from `cycle_length` of them in turn."""
+        """Returns the elements of the datasets that `map_func` makes, taken from `cycle_length` of them in turn.
+
+        >>> from replicax.data import Dataset
+        >>> tens = Dataset.range(10, 30, 10)
+        >>> [int(x) for x in tens.interleave(lambda n: Dataset.range(n, n + 3), cycle_length=2)]
+        [10, 20, 11, 21, 12, 22]
+        """
         cycle = _CYCLE_LENGTH if cycle_length in (None, AUTOTUNE) else positive("cycle_length", cycle_length)
         block = 1 if block_length is None else positive("block_length", block_length)
         return self._interleaved("interleave", map_func, cycle, block)
@@ -233,7 +249,12 @@ class Functions(Base):
         return fold(self, initial_state, reduce_func)
 
     def apply(self, transformation_func: Callable[[Self], Self]) -> Self:
-        """Returns `transformation_func` of this dataset."""
+        """Returns `transformation_func` of this dataset.
+
+        >>> from replicax.data import Dataset
+        >>> [int(x) for x in Dataset.range(5).apply(lambda dataset: dataset.skip(1).take(2))]
+        [1, 2]
+        """
         role, dataset = "`transformation_func` of `Dataset.apply`", self._with(self._options)
         return returned_dataset("transformation_func", call_user(role, transformation_func, dataset))
 

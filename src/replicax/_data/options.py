@@ -10,7 +10,13 @@ from replicax._base.types import AutoShardPolicy
 
 
 class DistributeOptions:
-    """Options for dividing a dataset among workers: `Options.experimental_distribute`."""
+    """Options for dividing a dataset among workers: `Options.experimental_distribute`.
+
+    >>> import replicax as rx
+    >>> options = rx.data.Options()
+    >>> isinstance(options.experimental_distribute, rx.data.DistributeOptions)
+    True
+    """
 
     __slots__ = ("_auto_shard_policy", "num_devices")
 
@@ -20,7 +26,14 @@ class DistributeOptions:
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy:
-        """The policy, AUTO if not set."""
+        """The policy, AUTO if not set.
+
+        >>> import replicax as rx
+        >>> options = rx.data.DistributeOptions()
+        >>> options.auto_shard_policy = rx.data.AutoShardPolicy.DATA
+        >>> options.auto_shard_policy.name
+        'DATA'
+        """
         return AutoShardPolicy.AUTO if self._auto_shard_policy is None else self._auto_shard_policy
 
     @auto_shard_policy.setter
@@ -30,7 +43,14 @@ class DistributeOptions:
 
 @dataclasses.dataclass(slots=True)
 class ThreadingOptions:
-    """Options for threads: `Options.threading`. They have no effect."""
+    """Options for threads: `Options.threading`. They have no effect.
+
+    >>> import replicax as rx
+    >>> options = rx.data.Options()
+    >>> options.threading.private_threadpool_size = 4
+    >>> options.threading
+    ThreadingOptions(max_intra_op_parallelism=None, private_threadpool_size=4)
+    """
 
     max_intra_op_parallelism: int | None = None
     private_threadpool_size: int | None = None
@@ -113,7 +133,14 @@ class Options:
 
     @property
     def experimental_deterministic(self) -> Any:
-        """`deterministic` under its former name."""
+        """`deterministic` under its former name.
+
+        >>> import replicax as rx
+        >>> options = rx.data.Options()
+        >>> options.experimental_deterministic = False
+        >>> options.deterministic
+        False
+        """
         return self.deterministic
 
     @experimental_deterministic.setter
@@ -122,7 +149,13 @@ class Options:
 
     @property
     def experimental_threading(self) -> ThreadingOptions:
-        """`threading` under its former name."""
+        """`threading` under its former name.
+
+        >>> import replicax as rx
+        >>> options = rx.data.Options()
+        >>> options.experimental_threading is options.threading
+        True
+        """
         return self.threading
 
     @experimental_threading.setter
@@ -130,7 +163,14 @@ class Options:
         self.threading = value
 
     def merge(self, options: Options) -> Options:
-        """Returns new options: these, overridden by what is set in `options`."""
+        """Returns new options: these, overridden by what is set in `options`.
+
+        >>> import replicax as rx
+        >>> options, others = rx.data.Options(), rx.data.Options()
+        >>> others.deterministic = False
+        >>> options.merge(others).deterministic, options.deterministic
+        (False, None)
+        """
         merged = copy.deepcopy(self)
         for name in self._PLAIN:
             if getattr(options, name) is not None:

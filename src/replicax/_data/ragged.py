@@ -46,7 +46,12 @@ class RaggedTensor(RaggedForms, composites.Composite):
     def from_row_splits(
         cls, values: _Values, row_splits: ArrayLike, name: str | None = None, validate: bool = True
     ) -> Self:
-        """Returns one of values and splits; raises InvalidArgumentError if these do not span the values."""
+        """Returns one of values and splits; raises InvalidArgumentError if these do not span the values.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_splits([1, 2, 3], [0, 2, 2, 3]).to_list()
+        [[1, 2], [], [3]]
+        """
         own, splits = _array(values), _partition(row_splits)
         if validate and not isinstance(splits, jax.core.Tracer):
             found = np.asarray(splits)
@@ -62,7 +67,12 @@ class RaggedTensor(RaggedForms, composites.Composite):
     def from_row_lengths(
         cls, values: _Values, row_lengths: ArrayLike, name: str | None = None, validate: bool = True
     ) -> Self:
-        """Returns one of values and the lengths of the rows."""
+        """Returns one of values and the lengths of the rows.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 0, 1]).to_list()
+        [[1, 2], [], [3]]
+        """
         lengths = _partition(row_lengths)
         return cls.from_row_splits(
             values, jnp.concatenate([jnp.zeros_like(lengths[:1]), lengths.cumsum()]), validate=validate
@@ -70,44 +80,84 @@ class RaggedTensor(RaggedForms, composites.Composite):
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the values."""
+        """The dtype of the values.
+
+        >>> import numpy as np, replicax as rx
+        >>> rx.data.RaggedTensor.from_row_lengths(np.array([1, 2, 3], np.float32), [2, 1]).dtype
+        dtype('float32')
+        """
         found: np.dtype = self.values.dtype
         return found
 
     @property
     def shape(self) -> TensorShape:
-        """The shape, None for ragged dimensions."""
+        """The shape, None for ragged dimensions.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).shape
+        TensorShape([2, None])
+        """
         rows = self.row_splits.shape[0]
         inner = self.values.shape
         return TensorShape([None if rows is None else rows - 1, None, *tuple(inner)[1:]])
 
     def get_shape(self) -> TensorShape:
-        """Returns the shape, None for ragged dimensions."""
+        """Returns the shape, None for ragged dimensions.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).get_shape()
+        TensorShape([2, None])
+        """
         return self.shape
 
     @property
     def ragged_rank(self) -> int:
-        """The number of ragged dimensions."""
+        """The number of ragged dimensions.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).ragged_rank
+        1
+        """
         return 1 + (self.values.ragged_rank if isinstance(self.values, RaggedTensor) else 0)
 
     @property
     def flat_values(self) -> _Array:
-        """The values inside of all ragged dimensions."""
+        """The values inside of all ragged dimensions.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).flat_values.tolist()
+        [1, 2, 3]
+        """
         found: _Array = self.values.flat_values if isinstance(self.values, RaggedTensor) else self.values
         return found
 
     @property
     def nested_row_splits(self) -> tuple[_Array, ...]:
-        """The row splits of each ragged dimension, the outermost first."""
+        """The row splits of each ragged dimension, the outermost first.
+
+        >>> import replicax as rx
+        >>> [splits.tolist() for splits in rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).nested_row_splits]
+        [[0, 2, 3]]
+        """
         inner = self.values.nested_row_splits if isinstance(self.values, RaggedTensor) else ()
         return (self.row_splits, *inner)
 
     def nrows(self, out_type: Any = None, name: str | None = None) -> int:
-        """Returns the number of rows."""
+        """Returns the number of rows.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).nrows()
+        2
+        """
         return int(self.row_splits.shape[0]) - 1
 
     def row_lengths(self, axis: int = 1, name: str | None = None) -> _Array | RaggedTensor:
-        """Returns the length of each row, `[rows]`; or of the rows of an inner dimension."""
+        """Returns the length of each row, `[rows]`; or of the rows of an inner dimension.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_splits([1, 2, 3], [0, 2, 3]).row_lengths().tolist()
+        [2, 1]
+        """
         if axis > 1:
             return RaggedTensor(self.values.row_lengths(axis - 1), self.row_splits)  # type: ignore[union-attr]
         lengths: _Array = self.row_splits[1:] - self.row_splits[:-1]
@@ -121,6 +171,10 @@ class RaggedTensor(RaggedForms, composites.Composite):
         Args:
             default_value: what they are filled with; 0 by default, empty strings for strings.
             shape: that of the result, None for what is as long as the longest. In compiled code it must be given.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).to_tensor(default_value=-1).tolist()
+        [[1, 2], [3, -1]]
         """
         wanted = [None] * (self.ragged_rank + 1) if shape is None else list(TensorShape(shape))
         values = self.values
@@ -147,7 +201,12 @@ class RaggedTensor(RaggedForms, composites.Composite):
         return dense.view(type(values)) if isinstance(values, np.ndarray) else dense
 
     def to_list(self) -> list[Tree]:
-        """Returns the rows as lists."""
+        """Returns the rows as lists.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).to_list()
+        [[1, 2], [3]]
+        """
         return [row.to_list() if isinstance(row, RaggedTensor) else np.asarray(row).tolist() for row in self]
 
     def __len__(self) -> int:
@@ -193,12 +252,22 @@ class RaggedTensor(RaggedForms, composites.Composite):
             return f"tf.RaggedTensor(values={self.values!r}, row_splits={self.row_splits!r})"
 
     def tree_flatten(self) -> tuple[tuple[Leaf, Leaf], None]:
-        """Returns the values and the splits, for `jax.tree`."""
+        """Returns the values and the splits, for `jax.tree`.
+
+        >>> import jax, replicax as rx
+        >>> [leaf.tolist() for leaf in jax.tree.leaves(rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]))]
+        [[1, 2, 3], [0, 2, 3]]
+        """
         return (self.values, self.row_splits), None
 
     @classmethod
     def tree_unflatten(cls, aux: None, children: tuple[Leaf, Leaf]) -> RaggedTensor:
-        """Returns a RaggedTensor of these values and splits, for `jax.tree`."""
+        """Returns a RaggedTensor of these values and splits, for `jax.tree`.
+
+        >>> import jax, replicax as rx
+        >>> jax.tree.map(lambda x: x * 1, rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1])).to_list()
+        [[1, 2], [3]]
+        """
         return cls(*children)
 
 

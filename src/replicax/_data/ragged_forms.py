@@ -26,7 +26,12 @@ class RaggedForms:
     def from_value_rowids(
         cls, values: Any, value_rowids: Any, nrows: Any = None, name: str | None = None, validate: bool = True
     ) -> Self:
-        """Returns one of values, and the row of each, in order; there may be more rows."""
+        """Returns one of values, and the row of each, in order; there may be more rows.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_value_rowids([1, 2, 3], [0, 0, 2]).to_list()
+        [[1, 2], [], [3]]
+        """
         ids = np.asarray(value_rowids)
         if validate and len(ids) and ((np.diff(ids) < 0).any() or ids[0] < 0):
             raise InvalidArgumentError(f"value_rowids must not decrease or be negative, got {ids.tolist()}.")
@@ -35,19 +40,34 @@ class RaggedForms:
 
     @classmethod
     def from_row_starts(cls, values: Any, row_starts: Any, name: str | None = None, validate: bool = True) -> Self:
-        """Returns one of values, and the place where each row begins."""
+        """Returns one of values, and the place where each row begins.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_starts([1, 2, 3], [0, 2]).to_list()
+        [[1, 2], [3]]
+        """
         return cls.from_row_splits(values, np.append(np.asarray(row_starts), np.shape(values)[0]))  # type: ignore
 
     @classmethod
     def from_row_limits(cls, values: Any, row_limits: Any, name: str | None = None, validate: bool = True) -> Self:
-        """Returns one of values, and the place where each row ends."""
+        """Returns one of values, and the place where each row ends.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_limits([1, 2, 3], [2, 3]).to_list()
+        [[1, 2], [3]]
+        """
         return cls.from_row_splits(values, np.insert(np.asarray(row_limits), 0, 0))  # type: ignore
 
     @classmethod
     def from_uniform_row_length(
         cls, values: Any, uniform_row_length: Any, nrows: Any = None, validate: bool = True, name: str | None = None
     ) -> Self:
-        """Returns one of values in rows of one length."""
+        """Returns one of values in rows of one length.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_uniform_row_length([1, 2, 3, 4], 2).to_list()
+        [[1, 2], [3, 4]]
+        """
         length = int(uniform_row_length)
         count = int(nrows) if nrows is not None else np.shape(values)[0] // max(1, length)
         return cls._rows_of(values, np.full(count, length))
@@ -56,7 +76,12 @@ class RaggedForms:
     def from_nested_row_splits(
         cls, flat_values: Any, nested_row_splits: Any, name: str | None = None, validate: bool = True
     ) -> Any:
-        """Returns one of values, and the splits of each ragged dimension, the outermost first."""
+        """Returns one of values, and the splits of each ragged dimension, the outermost first.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_nested_row_splits([1, 2, 3], [[0, 1, 2], [0, 2, 3]]).to_list()
+        [[[1, 2]], [[3]]]
+        """
         for splits in reversed(list(nested_row_splits)):
             flat_values = cls.from_row_splits(flat_values, splits)  # type: ignore[attr-defined]
         return flat_values
@@ -65,7 +90,12 @@ class RaggedForms:
     def from_nested_row_lengths(
         cls, flat_values: Any, nested_row_lengths: Any, name: str | None = None, validate: bool = True
     ) -> Any:
-        """Returns one of values, and the row lengths of each ragged dimension, the outermost first."""
+        """Returns one of values, and the row lengths of each ragged dimension, the outermost first.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_nested_row_lengths([1, 2, 3], [[1, 1], [2, 1]]).to_list()
+        [[[1, 2]], [[3]]]
+        """
         for lengths in reversed(list(nested_row_lengths)):
             flat_values = cls._rows_of(flat_values, lengths)
         return flat_values
@@ -80,7 +110,12 @@ class RaggedForms:
         name: str | None = None,
         row_splits_dtype: Any = np.int64,
     ) -> Any:
-        """Returns the rows of a tensor: up to the given lengths, or without `padding` at their ends."""
+        """Returns the rows of a tensor: up to the given lengths, or without `padding` at their ends.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_tensor([[1, 2], [3, 0]], padding=0).to_list()
+        [[1, 2], [3]]
+        """
         array = tensor if isinstance(tensor, (np.ndarray, jax.Array)) else np.asarray(tensor)
         if ragged_rank > 1:
             inner = cls.from_tensor(array.reshape(-1, *array.shape[2:]), lengths, padding, ragged_rank - 1)
@@ -98,7 +133,13 @@ class RaggedForms:
 
     @classmethod
     def from_sparse(cls, st_input: Any, name: str | None = None, row_splits_dtype: Any = np.int64) -> Self:
-        """Returns the rows of a sparse matrix whose values stand at the beginnings of its rows."""
+        """Returns the rows of a sparse matrix whose values stand at the beginnings of its rows.
+
+        >>> import replicax as rx
+        >>> ragged = rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1])
+        >>> rx.data.RaggedTensor.from_sparse(ragged.to_sparse()).to_list()
+        [[1, 2], [3]]
+        """
         indices, shape = np.asarray(st_input.indices), np.asarray(st_input.dense_shape)
         counts = np.bincount(indices[:, 0], minlength=int(shape[0]))
         within = np.arange(len(indices)) - np.repeat(counts.cumsum() - counts, counts)
@@ -107,24 +148,50 @@ class RaggedForms:
         return cls._rows_of(st_input.values, counts, row_splits_dtype)
 
     def value_rowids(self, name: str | None = None) -> Leaf:
-        """Returns the row of each value."""
+        """Returns the row of each value.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).value_rowids().tolist()
+        [0, 0, 1]
+        """
         lengths = np.diff(np.asarray(self.row_splits))
         return np.repeat(np.arange(len(lengths)), lengths)
 
     def row_starts(self, name: str | None = None) -> Leaf:
-        """Returns the place where each row begins."""
+        """Returns the place where each row begins.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).row_starts().tolist()
+        [0, 2]
+        """
         return self.row_splits[:-1]
 
     def row_limits(self, name: str | None = None) -> Leaf:
-        """Returns the place where each row ends."""
+        """Returns the place where each row ends.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).row_limits().tolist()
+        [2, 3]
+        """
         return self.row_splits[1:]
 
     def nested_row_lengths(self, name: str | None = None) -> tuple[Leaf, ...]:
-        """Returns the row lengths of each ragged dimension, the outermost first."""
+        """Returns the row lengths of each ragged dimension, the outermost first.
+
+        >>> import replicax as rx
+        >>> ragged = rx.data.RaggedTensor.from_nested_row_lengths([1, 2, 3], [[1, 1], [2, 1]])
+        >>> [lengths.tolist() for lengths in ragged.nested_row_lengths()]
+        [[1, 1], [2, 1]]
+        """
         return tuple(splits[1:] - splits[:-1] for splits in self.nested_row_splits)  # type: ignore[attr-defined]
 
     def bounding_shape(self, axis: Any = None, name: str | None = None, out_type: Any = None) -> Leaf:
-        """Returns the shape of the smallest array that has all rows; of one axis, its size."""
+        """Returns the shape of the smallest array that has all rows; of one axis, its size.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).bounding_shape().tolist()
+        [2, 2]
+        """
         sizes = [int(self.row_splits.shape[0]) - 1]
         level: Any = self
         while hasattr(level, "row_splits"):
@@ -134,7 +201,12 @@ class RaggedForms:
         return found if axis is None else found[axis]
 
     def merge_dims(self, outer_axis: int, inner_axis: int) -> Any:
-        """Returns the values with the dimensions from the outer to the inner one made one."""
+        """Returns the values with the dimensions from the outer to the inner one made one.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_nested_row_lengths([1, 2, 3], [[1, 1], [2, 1]]).merge_dims(1, 2).to_list()
+        [[1, 2], [3]]
+        """
         rank = len(self.shape)  # type: ignore[attr-defined]
         outer, inner = outer_axis % rank, inner_axis % rank
         if outer == inner:
@@ -151,22 +223,43 @@ class RaggedForms:
         return merged.merge_dims(1, inner - 1)
 
     def with_values(self, new_values: Any) -> Self:
-        """Returns the same rows with other values."""
+        """Returns the same rows with other values.
+
+        >>> import numpy as np, replicax as rx
+        >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).with_values(np.array([7, 8, 9])).to_list()
+        [[7, 8], [9]]
+        """
         return type(self)(new_values, self.row_splits)  # type: ignore[call-arg]
 
     def with_flat_values(self, new_values: Any) -> Self:
-        """Returns the same rows with other values inside of all ragged dimensions."""
+        """Returns the same rows with other values inside of all ragged dimensions.
+
+        >>> import numpy as np, replicax as rx
+        >>> ragged = rx.data.RaggedTensor.from_nested_row_lengths([1, 2, 3], [[1, 1], [2, 1]])
+        >>> ragged.with_flat_values(np.array([7, 8, 9])).to_list()
+        [[[7, 8]], [[9]]]
+        """
         inside = isinstance(self.values, RaggedForms)
         return self.with_values(self.values.with_flat_values(new_values) if inside else new_values)
 
     def with_row_splits_dtype(self, dtype: Any) -> Self:
-        """Returns it with splits of another dtype."""
+        """Returns it with splits of another dtype.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).with_row_splits_dtype("int32").row_splits.dtype
+        dtype('int32')
+        """
         inside = isinstance(self.values, RaggedForms)
         values = self.values.with_row_splits_dtype(dtype) if inside else self.values
         return type(self)(values, self.row_splits.astype(dtype))  # type: ignore[call-arg]
 
     def numpy(self) -> np.ndarray:
-        """Returns an array of the rows' arrays; a plain array, where all rows have one length."""
+        """Returns an array of the rows' arrays; a plain array, where all rows have one length.
+
+        >>> import replicax as rx
+        >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3, 4], [2, 2]).numpy().tolist()
+        [[1, 2], [3, 4]]
+        """
         rows = [row.numpy() if isinstance(row, RaggedForms) else np.asarray(row) for row in self]  # type: ignore
         if len({row.shape for row in rows}) <= 1:
             return np.array(rows)

@@ -77,6 +77,13 @@ class Saving(Functions):
             FileNotFoundError: there is nothing saved there.
             InvalidArgumentError: the elements are others than `element_spec` says.
             DataLossError: files are damaged, missing, or of something else; at iteration too.
+
+        >>> import tempfile
+        >>> from replicax.data import Dataset
+        >>> path = tempfile.mkdtemp() + "/saved"
+        >>> Dataset.range(3).save(path)
+        >>> [int(x) for x in Dataset.load(path)]
+        [0, 1, 2]
         """
         checked_compression(compression, "AUTO")
         saved = SavedDataset(path_text(path, "saved dataset"))
@@ -99,6 +106,14 @@ class Saving(Functions):
             compression: `"GZIP"`; for None and `"AUTO"` there is none.
             reader_func: see `load`.
             shard_func: see `save`.
+
+        >>> import tempfile
+        >>> from replicax.data import Dataset
+        >>> path = tempfile.mkdtemp() + "/saved"
+        >>> [int(x) for x in Dataset.range(3).snapshot(path)]
+        [0, 1, 2]
+        >>> [int(x) for x in Dataset.load(path)]
+        [0, 1, 2]
         """
         folder, part_of = path_text(path, "snapshot"), _part_of(shard_func)
         kind = checked_compression(compression, "AUTO")

@@ -41,6 +41,10 @@ class Order(Base):
             buffer_size: how many elements wait in the buffer.
             seed: makes the orders the same in each program; without one they differ.
             reshuffle_each_iteration: whether each pass has an order of its own.
+
+        >>> from replicax.data import Dataset
+        >>> sorted(int(x) for x in Dataset.range(4).shuffle(4, seed=1))
+        [0, 1, 2, 3]
         """
         size = positive("buffer_size", buffer_size)
         seeds = Seeds(seed, reshuffle_each_iteration is None or bool(reshuffle_each_iteration))
@@ -59,7 +63,12 @@ class Order(Base):
         return self._reordered(make, on_rows, self._cardinality, seeds)
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Self:
-        """Returns `count` passes one after the other; without end if it is None or -1."""
+        """Returns `count` passes one after the other; without end if it is None or -1.
+
+        >>> from replicax.data import Dataset
+        >>> [int(x) for x in Dataset.range(2).repeat(2)]
+        [0, 1, 0, 1]
+        """
         times = -1 if count is None else int(count)
         cardinality = self._cardinality
         if times == 0 or cardinality == 0:
@@ -77,7 +86,12 @@ class Order(Base):
         return self._reordered(make, lambda order: repeat_rows(order, times), cardinality)
 
     def take(self, count: int, name: str | None = None) -> Self:
-        """Returns the first `count` elements; all if it is -1."""
+        """Returns the first `count` elements; all if it is -1.
+
+        >>> from replicax.data import Dataset
+        >>> [int(x) for x in Dataset.range(5).take(2)]
+        [0, 1]
+        """
         if count < 0:
             return self._with(self._options)
 
@@ -91,7 +105,12 @@ class Order(Base):
         return self._reordered(make, lambda order: lambda reading: take_rows(order(reading), count), known)
 
     def skip(self, count: int, name: str | None = None) -> Self:
-        """Returns all but the first `count` elements; none if it is -1."""
+        """Returns all but the first `count` elements; none if it is -1.
+
+        >>> from replicax.data import Dataset
+        >>> [int(x) for x in Dataset.range(5).skip(3)]
+        [3, 4]
+        """
         if count < 0:
             return self.take(0)
 
@@ -103,7 +122,12 @@ class Order(Base):
         return self._reordered(make, lambda order: lambda reading: skip_rows(order(reading), count), known)
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Self:
-        """Returns every `num_shards`-th element, from number `index` on."""
+        """Returns every `num_shards`-th element, from number `index` on.
+
+        >>> from replicax.data import Dataset
+        >>> [int(x) for x in Dataset.range(5).shard(num_shards=2, index=1)]
+        [1, 3]
+        """
         num_shards, index = positive("num_shards", num_shards), int(index)
         if not 0 <= index < num_shards:
             raise InvalidArgumentError(f"index must be between 0 and {num_shards - 1} = num_shards - 1, got {index}.")
@@ -125,6 +149,12 @@ class Order(Base):
         Args:
             filename: the file, which is there once a pass is complete, or not at all; programs that find it read it
                 in place of the dataset. Delete it where the data have changed.
+
+        >>> from replicax.data import Dataset
+        >>> calls = []
+        >>> dataset = Dataset.from_generator(lambda: calls.append("called") or [1, 2]).cache()
+        >>> [[int(x) for x in dataset] for _ in range(2)], calls
+        ([[1, 2], [1, 2]], ['called'])
         """
         if filename:
             return self._derived(cached_in_file(filename, self), self._cardinality, batch_size=self._batch_size)
@@ -143,6 +173,10 @@ class Order(Base):
 
         Args:
             buffer_size: how many elements may wait; by default, and for AUTOTUNE, two.
+
+        >>> from replicax.data import Dataset
+        >>> [batch.tolist() for batch in Dataset.range(4).batch(2).prefetch(1)]
+        [[0, 1], [2, 3]]
         """
         size = _PREFETCHED if buffer_size in (None, AUTOTUNE) else int(buffer_size or 0)
         if size < 0:

@@ -36,7 +36,12 @@ class Sources(Combined):
 
     @classmethod
     def from_tensors(cls, tensors: Tree, name: str | None = None) -> Self:
-        """Returns a dataset of one element."""
+        """Returns a dataset of one element.
+
+        >>> from replicax.data import Dataset
+        >>> [x.tolist() for x in Dataset.from_tensors([1, 2])]
+        [[1, 2]]
+        """
         element = jax.tree.map(read_only, host_structure(tensors))
         spec = spec_of(element)
         return cls._of_list([element], spec)
@@ -96,6 +101,11 @@ class Sources(Combined):
         Args:
             seed: makes the numbers the same in each program. They are other ones than TensorFlow's.
             rerandomize_each_iteration: whether each pass has other numbers; by default where there is no seed.
+
+        >>> from replicax.data import Dataset
+        >>> first, second = (list(Dataset.random(seed=1).take(2).as_numpy_iterator()) for _ in range(2))
+        >>> first == second
+        True
         """
         seeds = Seeds(seed, seed is None if rerandomize_each_iteration is None else bool(rerandomize_each_iteration))
 
@@ -121,6 +131,14 @@ class Sources(Combined):
 
         Raises:
             InvalidArgumentError: no file matches.
+
+        >>> import os, tempfile
+        >>> from replicax.data import Dataset
+        >>> folder = tempfile.mkdtemp()
+        >>> for name in ("b.txt", "a.txt"):
+        ...     open(os.path.join(folder, name), "w").close()
+        >>> [os.path.basename(name) for name in Dataset.list_files(folder + "/*.txt", shuffle=False).as_numpy_iterator()]
+        [b'a.txt', b'b.txt']
         """
         patterns = names_of(file_pattern)
         found = sorted({os.fsencode(name) for pattern in patterns for name in glob.glob(os.fsdecode(pattern))})
@@ -159,6 +177,13 @@ class Sources(Combined):
 
         Raises:
             TypeError: `generator` is not callable, or (at iteration) yielded something else than was declared.
+
+        >>> import replicax as rx
+        >>> def squares(count):
+        ...     yield from (i * i for i in range(count))
+        >>> dataset = rx.data.Dataset.from_generator(squares, args=(3,), output_signature=rx.TensorSpec((), "int32"))
+        >>> [int(x) for x in dataset]
+        [0, 1, 4]
         """
         if not callable(generator):
             raise TypeError(

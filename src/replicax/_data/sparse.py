@@ -123,7 +123,12 @@ class SparseTensorSpec(TypeSpec):
 
 
 def _to_sparse(self: RaggedTensor, name: str | None = None) -> SparseTensor:
-    """Returns the values as a SparseTensor."""
+    """Returns the values as a SparseTensor.
+
+    >>> import replicax as rx
+    >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).to_sparse().indices.tolist()
+    [[0, 0], [0, 1], [1, 0]]
+    """
     columns = [np.arange(self.nrows())]
     level: Any = self
     while isinstance(level, RaggedTensor):

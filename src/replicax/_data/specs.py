@@ -39,17 +39,33 @@ class DatasetSpec(TypeSpec):
 
     @property
     def element_spec(self) -> Tree:
-        """The spec of the dataset's elements."""
+        """The spec of the dataset's elements.
+
+        >>> import replicax as rx
+        >>> rx.data.Dataset.from_tensor_slices([1.0, 2.0]).window(2).element_spec.element_spec
+        TensorSpec(shape=(), dtype=float32, name=None)
+        """
         return self._element_spec
 
     @property
     def value_type(self) -> type:
-        """The class of datasets."""
+        """The class of datasets.
+
+        >>> import replicax as rx
+        >>> window = next(iter(rx.data.Dataset.range(2).window(2)))
+        >>> isinstance(window, rx.data.Dataset.range(2).window(2).element_spec.value_type)
+        True
+        """
         return Nested
 
     @classmethod
     def from_value(cls, value: Any) -> DatasetSpec:
-        """Returns the spec of a dataset."""
+        """Returns the spec of a dataset.
+
+        >>> import replicax as rx
+        >>> rx.data.DatasetSpec.from_value(rx.data.Dataset.from_tensor_slices([1.0, 2.0]))
+        DatasetSpec(TensorSpec(shape=(), dtype=float32, name=None), TensorShape([]))
+        """
         return cls(value.element_spec)
 
     def _serialize(self) -> tuple[Tree, ...]:
