@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -94,6 +95,30 @@ def _keep_programs(folder: Path) -> None:
 
 
 class _Everywhere:
+    @pytest.fixture(autouse=True)
+    def tasks_of_examples(
+        self, nothing_left_behind: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[None]:
+        """Gives examples of parameter servers their `coordinator`, and stops the servers that they start."""
+        if not isinstance(request.node, pytest.DoctestItem) or "parameter_server" not in request.node.dtest.name:
+            yield
+            return
+        from ps_clusters import Cluster
+
+        from replicax._parameter_server.server import Server
+
+        servers: list[Server] = []
+        start = Server.start
+        monkeypatch.setattr(Server, "start", lambda server: (servers.append(server), start(server))[1])
+        text = "".join(example.source for example in request.node.dtest.examples)
+        with contextlib.ExitStack() as stack:
+            if re.search(r"(?<![.\w])coordinator\.", text) and "coordinator = " not in text:
+                cluster = stack.enter_context(Cluster(workers=1, servers=1))
+                request.node.dtest.globs["coordinator"] = cluster.coordinator
+            yield
+        for server in servers:
+            server._service.stop()
+
     @pytest.fixture(autouse=True)
     def nothing_left_behind(self) -> Iterator[None]:
         """Fails a test after which a thread of replicax lives on or a strategy's scope is still open."""

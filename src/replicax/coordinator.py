@@ -1,4 +1,9 @@
-"""Functions that workers run for a coordinator, with variables on parameter servers; see `ParameterServerStrategy`."""
+"""Functions that workers run for a coordinator, with variables on parameter servers; see `ParameterServerStrategy`.
+
+>>> from replicax.coordinator import Server
+>>> Server.create_local_server(start=False).server_def.job_name
+'localhost'
+"""
 
 from replicax import _wiring as _wiring  # puts the parts together
 from replicax._parameter_server.coordinator import ClusterCoordinator

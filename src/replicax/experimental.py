@@ -1,4 +1,9 @@
-"""Names that `tf.distribute` keeps under `experimental`."""
+"""Names that `tf.distribute` keeps under `experimental`.
+
+>>> import replicax as rx
+>>> rx.experimental.CentralStorageStrategy(["GPU:0", "GPU:1"]).num_replicas_in_sync
+2
+"""
 
 import importlib as _importlib
 import typing as _typing

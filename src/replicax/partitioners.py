@@ -1,6 +1,10 @@
 """Partitioners: rules for the number of shards of a variable, and the axis along which it is split.
 
 The rules are those of `tf.distribute.experimental.partitioners` (TensorFlow 2.21).
+
+>>> import replicax as rx
+>>> rx.experimental.partitioners.MinSizePartitioner(min_shard_bytes=12, max_shards=5)((10,), "float32")
+[4]
 """
 
 from __future__ import annotations

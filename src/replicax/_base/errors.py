@@ -66,7 +66,17 @@ class DataLossError(ReplicaxError, OSError):
 
 
 class CancelledError(ReplicaxError, RuntimeError):
-    """Work was given up before it was done, for another error or because it was asked for."""
+    """Work was given up before it was done, for another error or because it was asked for.
+
+    >>> import replicax as rx
+    >>> def result_of_a_step():
+    ...     raise rx.CancelledError("The function was cancelled before it ran, since another one failed.")
+    >>> try:
+    ...     result_of_a_step()
+    ... except rx.CancelledError as error:
+    ...     print(error)
+    The function was cancelled before it ran, since another one failed.
+    """
 
     error_code = 1
 
@@ -141,7 +151,17 @@ class ReplicaError(ReplicaxError, RuntimeError):
 
 
 class StepError(ReplicaxError, RuntimeError):
-    """A variable has no value: the step that was to assign it failed, for its cause."""
+    """A variable has no value: the step that was to assign it failed, for its cause.
+
+    >>> import replicax as rx
+    >>> def read_variable():
+    ...     raise rx.StepError("w:0 has no value: train_step, which assigns it, failed.")
+    >>> try:
+    ...     read_variable()
+    ... except rx.StepError as error:
+    ...     print(error)
+    w:0 has no value: train_step, which assigns it, failed.
+    """
 
 
 class JobError(ReplicaxError, RuntimeError):

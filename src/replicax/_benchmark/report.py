@@ -41,6 +41,13 @@ class Benchmark:
         page_faults: how many pages the system gives the process in a step; None where it does not tell.
         collectives: "kind", number of "arrays" and "bytes" of each collective in the compiled program.
         collectives_left: how many of them could not be taken out, and count as compute.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> strategy = rx.OneDeviceStrategy("cpu:0")
+    >>> step = rx.function(lambda x: strategy.run(lambda x: jnp.sum(x * x), args=(x,)))
+    >>> figures = strategy.benchmark(step, jnp.ones(3), rounds=2, steps=2)
+    >>> isinstance(figures, rx.Benchmark), figures.replicas, figures.seconds["step"] > 0
+    (True, 1, True)
     """
 
     step: str
@@ -59,11 +66,27 @@ class Benchmark:
     collectives_left: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns all of it as numbers, strings, lists and dicts, for JSON; `Benchmark(**figures)` makes it again."""
+        """Returns all of it as numbers, strings, lists and dicts, for JSON; `Benchmark(**figures)` makes it again.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> strategy = rx.OneDeviceStrategy("cpu:0")
+        >>> step = rx.function(lambda x: strategy.run(lambda x: jnp.sum(x * x), args=(x,)))
+        >>> figures = strategy.benchmark(step, jnp.ones(3), rounds=2, steps=2)
+        >>> figures.as_dict()["rounds"], rx.Benchmark(**figures.as_dict()) == figures
+        (2, True)
+        """
         return dataclasses.asdict(self)
 
     def beside(self, *others: Benchmark) -> Benchmarks:
-        """Returns this one and others, such as those of more replicas, as columns of one table."""
+        """Returns this one and others, such as those of more replicas, as columns of one table.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> strategy = rx.OneDeviceStrategy("cpu:0")
+        >>> step = rx.function(lambda x: strategy.run(lambda x: jnp.sum(x * x), args=(x,)))
+        >>> small, large = (strategy.benchmark(step, jnp.ones(size), rounds=2, steps=2) for size in (10, 1000))
+        >>> len(small.beside(large).figures)
+        2
+        """
         return Benchmarks((self, *others))
 
     def __str__(self) -> str:
@@ -78,13 +101,34 @@ class Benchmarks:
 
     Attributes:
         figures: the benchmarks, each of which is a column.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> strategy = rx.OneDeviceStrategy("cpu:0")
+    >>> step = rx.function(lambda x: strategy.run(lambda x: jnp.sum(x * x), args=(x,)))
+    >>> small, large = (strategy.benchmark(step, jnp.ones(size), rounds=2, steps=2) for size in (10, 1000))
+    >>> print(rx.Benchmarks([small, large]))
+    function, OneDeviceStrategy
+                           1 replica  1 replica
+    a step                ...
+    a step, of the first  ...
+    ...
+    arguments, a device         40 B       4 kB
+    ...
     """
 
     def __init__(self, figures: Sequence[Benchmark]):
         self.figures = tuple(figures)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns a dict with the dicts of the benchmarks under "figures"."""
+        """Returns a dict with the dicts of the benchmarks under "figures".
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> strategy = rx.OneDeviceStrategy("cpu:0")
+        >>> step = rx.function(lambda x: strategy.run(lambda x: jnp.sum(x * x), args=(x,)))
+        >>> figures = strategy.benchmark(step, jnp.ones(3), rounds=2, steps=2)
+        >>> [one["replicas"] for one in rx.Benchmarks([figures]).as_dict()["figures"]]
+        [1]
+        """
         return {"figures": [one.as_dict() for one in self.figures]}
 
     def _title(self) -> str:

@@ -227,7 +227,14 @@ class Checkpoint:
 
     @property
     def save_counter(self) -> Variable:
-        """The number of calls of `save`, an integer variable, which is saved and restored too."""
+        """The number of calls of `save`, an integer variable, which is saved and restored too.
+
+        >>> import tempfile, replicax as rx
+        >>> checkpoint = rx.train.Checkpoint(v=rx.Variable(1.0))
+        >>> _ = [checkpoint.save(tempfile.mkdtemp() + "/ckpt") for _ in range(2)]
+        >>> int(checkpoint.save_counter)
+        2
+        """
         if "save_counter" not in self._attributes:
             dtype = np.int64 if specs.has_64_bit_types() else np.int32
             self._attributes["save_counter"] = ResourceVariable(0, dtype=dtype, trainable=False, name="save_counter")
@@ -275,6 +282,11 @@ class Checkpoint:
             FileExistsError: there is something at the path that is no checkpoint, or has other files in it.
             InvalidArgumentError: the path is empty, or is the working folder or one above it.
             CheckpointError: this or another worker of the job could not write it.
+
+        >>> import tempfile, replicax as rx
+        >>> checkpoint = rx.train.Checkpoint(v=rx.Variable(1.0))
+        >>> checkpoint.write(tempfile.mkdtemp() + "/ckpt").rpartition("/")[2]
+        'ckpt'
         """
         path = path_text(file_prefix, "checkpoint")
         _refuse_inside("write")
@@ -300,6 +312,13 @@ class Checkpoint:
             FileExistsError: there is something at that path that is no checkpoint, or has other files in it.
             IsADirectoryError: in that folder there is a folder `checkpoint`, the name of the list of checkpoints.
             CheckpointError: this or another worker of the job could not write it.
+
+        >>> import tempfile, replicax as rx
+        >>> checkpoint, folder = rx.train.Checkpoint(v=rx.Variable(1.0)), tempfile.mkdtemp()
+        >>> [checkpoint.save(folder + "/ckpt").rpartition("/")[2] for _ in range(2)]
+        ['ckpt-1', 'ckpt-2']
+        >>> rx.train.latest_checkpoint(folder).rpartition("/")[2]
+        'ckpt-2'
         """
         prefix = path_text(file_prefix, "checkpoint")
         directory = os.path.dirname(prefix) or "."
@@ -329,7 +348,15 @@ class Checkpoint:
             raise
 
     def read(self, save_path: Path | None, options: object = None) -> LoadStatus:
-        """Restores values from a path of `write`; see `restore`, which also takes over the count of saves."""
+        """Restores values from a path of `write`; see `restore`, which also takes over the count of saves.
+
+        >>> import tempfile, replicax as rx
+        >>> v = rx.Variable(1.0)
+        >>> path = rx.train.Checkpoint(v=v).write(tempfile.mkdtemp() + "/ckpt")
+        >>> _ = v.assign(2.0), rx.train.Checkpoint(v=v).read(path)
+        >>> float(v)
+        1.0
+        """
         return self._read(save_path, "read", counting=False)
 
     def restore(self, save_path: Path | None, options: object = None) -> LoadStatus:
@@ -352,6 +379,13 @@ class Checkpoint:
             CheckpointError: it is damaged.
             ValueError: a value has another shape or dtype than its variable.
             RuntimeError: inside of a compiled function or of `run`.
+
+        >>> import tempfile, replicax as rx
+        >>> checkpoint = rx.train.Checkpoint(v=rx.Variable(1.0))
+        >>> path = checkpoint.save(tempfile.mkdtemp() + "/ckpt")
+        >>> _ = checkpoint.v.assign(2.0), checkpoint.restore(path).assert_consumed()
+        >>> float(checkpoint.v)
+        1.0
         """
         return self._read(save_path, "restore", counting=True)
 
@@ -393,7 +427,11 @@ class Checkpoint:
         return report.report_on(object_graph.graph_of(self._roots()))
 
     def sync(self) -> None:
-        """Does nothing: what is saved is on the disk when `save` returns."""
+        """Does nothing: what is saved is on the disk when `save` returns.
+
+        >>> import replicax as rx
+        >>> rx.train.Checkpoint(v=rx.Variable(1.0)).sync()
+        """
 
 
 def _not_trackable(name: str, value: object) -> str:

@@ -25,6 +25,12 @@ def get_checkpoint_state(checkpoint_dir: Path, latest_filename: str | None = Non
     """Returns the list of checkpoints that a manager keeps in a folder; None where there is none.
 
     The attributes are `model_checkpoint_path`, the newest one, and `all_model_checkpoint_paths`.
+
+    >>> import tempfile, replicax as rx
+    >>> folder = tempfile.mkdtemp()
+    >>> path = rx.train.Checkpoint(v=rx.Variable(1.0)).save(folder + "/ckpt")
+    >>> rx.train.get_checkpoint_state(folder).model_checkpoint_path == path
+    True
     """
     state = lists.read_list(os.fsdecode(checkpoint_dir), latest_filename or _files.LIST_NAME)
     if state is None or not state.paths:
@@ -46,6 +52,12 @@ def checkpoints_iterator(
         min_interval_secs: how long to wait at least from one checkpoint to the next.
         timeout: how many seconds to wait for a new one; None for any time.
         timeout_fn: called after that time; the iterator ends where it returns True, or there is none.
+
+    >>> import tempfile, replicax as rx
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = rx.train.Checkpoint(v=rx.Variable(1.0)).save(folder + "/ckpt")
+    >>> [path.rpartition("/")[2] for path in rx.train.checkpoints_iterator(folder, timeout=0)]
+    ['ckpt-1']
     """
     last, begun = None, time.time()
     while True:
@@ -148,22 +160,50 @@ class CheckpointManager:
 
     @property
     def directory(self) -> str:
-        """The folder."""
+        """The folder.
+
+        >>> import tempfile, replicax as rx
+        >>> folder = tempfile.mkdtemp()
+        >>> rx.train.CheckpointManager(rx.train.Checkpoint(), folder, max_to_keep=3).directory == folder
+        True
+        """
         return self._directory
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The `Checkpoint` that is saved."""
+        """The `Checkpoint` that is saved.
+
+        >>> import tempfile, replicax as rx
+        >>> checkpoint = rx.train.Checkpoint(v=rx.Variable(1.0))
+        >>> rx.train.CheckpointManager(checkpoint, tempfile.mkdtemp(), max_to_keep=3).checkpoint is checkpoint
+        True
+        """
         return self._checkpoint
 
     @property
     def checkpoint_interval(self) -> int | None:
-        """The least number of steps between two checkpoints."""
+        """The least number of steps between two checkpoints.
+
+        >>> import tempfile, replicax as rx
+        >>> steps = rx.Variable(0)
+        >>> checkpoint, every_ten = rx.train.Checkpoint(steps=steps), {"step_counter": steps, "checkpoint_interval": 10}
+        >>> manager = rx.train.CheckpointManager(checkpoint, tempfile.mkdtemp(), max_to_keep=3, **every_ten)
+        >>> _ = manager.save(), steps.assign_add(5)
+        >>> manager.checkpoint_interval, manager.save()
+        (10, None)
+        """
         return self._interval
 
     @property
     def checkpoints(self) -> list[str]:
-        """The paths of the checkpoints that are there, the oldest first; without those that are kept for good."""
+        """The paths of the checkpoints that are there, the oldest first; without those that are kept for good.
+
+        >>> import tempfile, replicax as rx
+        >>> checkpoint = rx.train.Checkpoint(v=rx.Variable(1.0))
+        >>> manager = rx.train.CheckpointManager(checkpoint, tempfile.mkdtemp(), max_to_keep=3)
+        >>> [manager.save(), manager.save()] == manager.checkpoints
+        True
+        """
         return list(self._paths)
 
     @property
@@ -171,6 +211,12 @@ class CheckpointManager:
         """The path of the newest checkpoint that is whole; None where there is none.
 
         One that this manager has not written itself is read through the first time, and a warning names a damaged one.
+
+        >>> import tempfile, replicax as rx
+        >>> checkpoint = rx.train.Checkpoint(v=rx.Variable(1.0))
+        >>> manager = rx.train.CheckpointManager(checkpoint, tempfile.mkdtemp(), max_to_keep=3)
+        >>> manager.latest_checkpoint is None, manager.save() == manager.latest_checkpoint
+        (True, True)
         """
         for path in reversed(self._paths or self._others):
             if path not in self._checked:
@@ -192,6 +238,12 @@ class CheckpointManager:
 
         Raises:
             RuntimeError: inside of a compiled function or of `run`.
+
+        >>> import tempfile, replicax as rx
+        >>> checkpoint = rx.train.Checkpoint(v=rx.Variable(1.0))
+        >>> manager = rx.train.CheckpointManager(checkpoint, tempfile.mkdtemp(), max_to_keep=3)
+        >>> manager.save().rpartition("/")[2], manager.save(checkpoint_number=100).rpartition("/")[2]
+        ('ckpt-1', 'ckpt-100')
         """
         step = self._step()
         if step is not None and self._last_step is not None and self._interval is not None:
@@ -249,6 +301,12 @@ class CheckpointManager:
 
         Raises:
             CheckpointError: all checkpoints are damaged.
+
+        >>> import tempfile, replicax as rx
+        >>> v = rx.Variable(1.0)
+        >>> manager = rx.train.CheckpointManager(rx.train.Checkpoint(v=v), tempfile.mkdtemp(), max_to_keep=3)
+        >>> manager.restore_or_initialize() is None, manager.save() == manager.restore_or_initialize()
+        (True, True)
         """
         damaged: CheckpointError | None = None
         for path in reversed(list(self._paths or self._others)):
@@ -279,7 +337,11 @@ class CheckpointManager:
         return None
 
     def sync(self) -> None:
-        """Does nothing: what is saved is on the disk when `save` returns."""
+        """Does nothing: what is saved is on the disk when `save` returns.
+
+        >>> import tempfile, replicax as rx
+        >>> rx.train.CheckpointManager(rx.train.Checkpoint(), tempfile.mkdtemp(), max_to_keep=3).sync()
+        """
 
 
 def _integer(number: object) -> int:

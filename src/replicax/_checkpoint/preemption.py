@@ -143,7 +143,13 @@ class PreemptionCheckpointHandler:
 
     @property
     def total_run_calls(self) -> int:
-        """The number of calls of `run` that did not raise, including those before the program was restarted."""
+        """The number of calls of `run` that did not raise, including those before the program was restarted.
+
+        >>> import tempfile, replicax as rx
+        >>> checkpoint = rx.train.Checkpoint(v=rx.Variable(0))
+        >>> rx.experimental.PreemptionCheckpointHandler(None, checkpoint, tempfile.mkdtemp()).total_run_calls
+        0
+        """
         return self._calls.number
 
     def run(self, distributed_train_function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -155,6 +161,12 @@ class PreemptionCheckpointHandler:
             distributed_train_function: calls `strategy.run`, in most programs as an `rx.function`.
             *args: for the function.
             **kwargs: for the function.
+
+        >>> import tempfile, replicax as rx
+        >>> checkpoint = rx.train.Checkpoint(v=rx.Variable(0))
+        >>> handler = rx.experimental.PreemptionCheckpointHandler(None, checkpoint, tempfile.mkdtemp())
+        >>> handler.run(lambda x: x + 1, 2), handler.total_run_calls
+        (3, 1)
         """
         self._pass()
         result = distributed_train_function(*args, **kwargs)
@@ -171,6 +183,15 @@ class PreemptionCheckpointHandler:
         Args:
             *args: for `CheckpointManager.save`, or the `save_fn`.
             **kwargs: for these.
+
+        >>> import tempfile, replicax as rx
+        >>> v = rx.Variable(0)
+        >>> handler = rx.experimental.PreemptionCheckpointHandler(None, rx.train.Checkpoint(v=v), tempfile.mkdtemp())
+        >>> for _ in range(3):
+        ...     _ = v.assign_add(1)
+        ...     handler.save_checkpoint_if_preempted()
+        >>> handler.total_run_calls
+        3
         """
         self._calls.number += 1
         self._positions = None  # those of a call of `run` before this step
@@ -181,6 +202,15 @@ class PreemptionCheckpointHandler:
         """Returns a context around a training loop, at whose end the state is saved too if that was agreed.
 
         A notice during the last call of `run` is heeded there. Without the context the program goes on to its end.
+
+        >>> import tempfile, replicax as rx
+        >>> v = rx.Variable(0)
+        >>> handler = rx.experimental.PreemptionCheckpointHandler(None, rx.train.Checkpoint(v=v), tempfile.mkdtemp())
+        >>> with handler.watch_preemption_scope():
+        ...     for _ in range(3):
+        ...         _ = handler.run(v.assign_add, 1)
+        >>> int(v)
+        3
         """
         yield
         self._pass()  # where a notice during the last call takes effect, which is one step later than it came

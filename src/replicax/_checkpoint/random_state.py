@@ -67,7 +67,15 @@ class RandomState:
         self._generators = generators
 
     def save_state(self) -> dict[str, _State]:
-        """Returns the states, made of numbers, strings and arrays."""
+        """Returns the states, made of numbers, strings and arrays.
+
+        >>> import random, replicax as rx
+        >>> random_state = rx.train.RandomState()
+        >>> state, drawn = random_state.save_state(), random.random()
+        >>> random_state.restore_state(state)
+        >>> random.random() == drawn
+        True
+        """
         return {**states(), "generators": self._own_states()}
 
     def _own_states(self) -> list[_State]:
@@ -78,6 +86,14 @@ class RandomState:
 
         Raises:
             ValueError: it was saved with other generators; nothing is set then.
+
+        >>> import numpy as np, replicax as rx
+        >>> generator = np.random.default_rng(0)
+        >>> random_state = rx.train.RandomState(generator)
+        >>> state, drawn = random_state.save_state(), generator.random()
+        >>> random_state.restore_state(state)
+        >>> generator.random() == drawn
+        True
         """
         here, saved = _kinds(self._own_states()), _kinds(state["generators"])
         if here != saved:

@@ -71,10 +71,22 @@ def load_checkpoint(ckpt_dir_or_file: Path) -> CheckpointReader:
 
 
 def list_variables(ckpt_dir_or_file: Path) -> list[tuple[str, list[int]]]:
-    """Returns the keys and shapes of the values of a checkpoint, or of a folder's newest one, sorted by key."""
+    """Returns the keys and shapes of the values of a checkpoint, or of a folder's newest one, sorted by key.
+
+    >>> import tempfile, replicax as rx
+    >>> path = rx.train.Checkpoint(v=rx.Variable([3.0, 4.0])).write(tempfile.mkdtemp() + "/ckpt")
+    >>> [entry for entry in rx.train.list_variables(path) if entry[0].startswith("v/")]
+    [('v/.ATTRIBUTES/VARIABLE_VALUE', [2])]
+    """
     return sorted(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())
 
 
 def load_variable(ckpt_dir_or_file: Path, name: str) -> Any:
-    """Returns one value of a checkpoint, or of a folder's newest one; raises `KeyError` where the key is not there."""
+    """Returns one value of a checkpoint, or of a folder's newest one; raises `KeyError` where the key is not there.
+
+    >>> import tempfile, replicax as rx
+    >>> path = rx.train.Checkpoint(v=rx.Variable([3.0, 4.0])).write(tempfile.mkdtemp() + "/ckpt")
+    >>> rx.train.load_variable(path, "v/.ATTRIBUTES/VARIABLE_VALUE")
+    array([3., 4.], dtype=float32)
+    """
     return load_checkpoint(ckpt_dir_or_file).get_tensor(name)

@@ -32,6 +32,10 @@ class Uncovered(NamedTuple):
         what: what it is.
         place: the file and line where it was made, empty where that is not known.
         advice: what to do.
+
+    >>> import replicax as rx
+    >>> print(rx.train.Uncovered("variable", "the variable 'w:0'", "train.py:12", "Name it in the Checkpoint."))
+    the variable 'w:0' (train.py:12). Name it in the Checkpoint.
     """
 
     kind: str
@@ -48,13 +52,24 @@ class Report(NamedTuple):
 
     Attributes:
         entries: the parts of the state.
+
+    >>> import replicax as rx
+    >>> missing = rx.train.Uncovered("variable", "the variable 'w:0'", "train.py:12", "Name it in the Checkpoint.")
+    >>> print(rx.train.Report((missing,)))
+    The checkpoint does not have, so that a restarted program may go on differently:
+    - the variable 'w:0' (train.py:12). Name it in the Checkpoint.
     """
 
     entries: tuple[Uncovered, ...]
 
     @property
     def complete(self) -> bool:
-        """True if nothing was found that the checkpoint does not have."""
+        """True if nothing was found that the checkpoint does not have.
+
+        >>> import replicax as rx
+        >>> rx.train.Report(()).complete
+        True
+        """
         return not self.entries
 
     def __str__(self) -> str:

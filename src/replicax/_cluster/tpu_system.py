@@ -111,7 +111,8 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
         RuntimeError: the cluster has several hosts, and this program runs on one.
 
     >>> import replicax as rx
-    >>> rx.tpu.initialize_tpu_system()  # doctest: +SKIP
+    >>> rx.config.set_virtual_devices({"TPU": 8, "CPU": 4})  # not on a TPU
+    >>> rx.tpu.initialize_tpu_system()
     Topology(mesh_shape=[2, 2, 1, 2], 1 tasks of 8)
     """
     found = topology()

@@ -137,7 +137,8 @@ class Sources(Combined):
         >>> folder = tempfile.mkdtemp()
         >>> for name in ("b.txt", "a.txt"):
         ...     open(os.path.join(folder, name), "w").close()
-        >>> [os.path.basename(name) for name in Dataset.list_files(folder + "/*.txt", shuffle=False).as_numpy_iterator()]
+        >>> files = Dataset.list_files(folder + "/*.txt", shuffle=False)
+        >>> [os.path.basename(name) for name in files.as_numpy_iterator()]
         [b'a.txt', b'b.txt']
         """
         patterns = names_of(file_pattern)

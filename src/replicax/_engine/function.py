@@ -40,7 +40,13 @@ from replicax._tracing.dataset_reads import Abort, DrivenFromHost, RunEagerly, p
 
 
 class Function:
-    """A compiled Python function, made by `function`. Call it as the function itself."""
+    """A compiled Python function, made by `function`. Call it as the function itself.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> square = rx.function(lambda x: x * x)
+    >>> isinstance(square, rx.Function), square(jnp.float32(3)).item()
+    (True, 9.0)
+    """
 
     def __init__(
         self,
@@ -174,10 +180,10 @@ class Function:
         return self._repeated(step, lambda: multi_step.has_more(self._programs.entries.get(call.key), call.iterators))
 
     @property
-    def of_replicas(self) -> Function:
+    def _of_replicas(self) -> Function:
         """The function as several replicas call it.
 
-        Of what they return together `result_of` makes the result of the call.
+        Of what they return together `_result_of` makes the result of the call.
         """
         if self._code.returned is None:
             return self
@@ -185,7 +191,7 @@ class Function:
             self._for_replicas = Function(self._code.function, *self._declared)
         return self._for_replicas
 
-    def result_of(self, returned: Tree) -> Tree:
+    def _result_of(self, returned: Tree) -> Tree:
         """Returns the result of a call in which the Python function returned this."""
         return self._code.result_of(returned)
 
@@ -197,7 +203,12 @@ class Function:
 
     @property
     def python_function(self) -> Callable[..., Tree]:
-        """The Python function itself."""
+        """The Python function itself.
+
+        >>> import replicax as rx
+        >>> rx.function(lambda x: x + 1).python_function(2)
+        3
+        """
         return self._code.function
 
     @functools.cached_property
@@ -206,12 +217,22 @@ class Function:
 
     @property
     def steps_per_call(self) -> int:
-        """The number of times that a call runs the function."""
+        """The number of times that a call runs the function.
+
+        >>> import replicax as rx
+        >>> rx.function(lambda: None, steps_per_call=4).steps_per_call
+        4
+        """
         return self._steps
 
     @property
     def input_signature(self) -> tuple[Tree, ...] | None:
-        """The specs that it was declared with, None without any."""
+        """The specs that it was declared with, None without any.
+
+        >>> import replicax as rx
+        >>> rx.function(lambda x: x, input_signature=[rx.TensorSpec(())]).input_signature
+        (TensorSpec(shape=(), dtype=float32, name=None),)
+        """
         return self._input_signature
 
     def get_concrete_function(self, *args: Tree, **kwargs: Tree) -> ConcreteFunction:
@@ -241,13 +262,18 @@ class Function:
         """Returns it for its input signature or, without any, for the arguments that it was traced for until now.
 
         Arguments that are objects of Python, but numbers and strings, are left out.
+
+        >>> import replicax as rx
+        >>> fn = rx.function(lambda x: x, input_signature=[rx.TensorSpec(())])
+        >>> [made.structured_input_signature[0] for made in fn.all_concrete_functions()]
+        [(TensorSpec(shape=(), dtype=float32, name='x'),)]
         """
         if self._input_signature is not None:
             return [self.get_concrete_function()]
-        found = {repr(made): made for made in self.called_with()}
+        found = {repr(made): made for made in self._called_with()}
         return list({**found, **self._concrete}.values())
 
-    def called_with(self) -> list[ConcreteFunction]:
+    def _called_with(self) -> list[ConcreteFunction]:
         """Returns it for the arguments that its programs were made for, without those that have objects in them."""
         found = []
         for key, programs in list(self._programs.entries.items()):
@@ -260,11 +286,26 @@ class Function:
         return ConcreteFunction(self, self._traced, self._programs.general_for, self.python_function, args, kwargs)
 
     def pretty_printed_concrete_signatures(self, verbose: bool = True) -> str:
-        """Returns the names, dtypes and shapes of the programs that there are, one a line."""
+        """Returns the names, dtypes and shapes of the programs that there are, one a line.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> fn = rx.function(lambda x: x + 1)
+        >>> _ = fn(jnp.ones(2)), fn(jnp.ones(3))
+        >>> print(fn.pretty_printed_concrete_signatures())
+        function(float32[2])
+        function(float32[3])
+        """
         return "\n".join(entry.label for entries in self._programs.entries.values() for entry in entries)
 
     def experimental_get_tracing_count(self) -> int:
-        """Returns how many times the Python code was traced."""
+        """Returns how many times the Python code was traced.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> fn = rx.function(lambda x: x + 1)
+        >>> _ = fn(jnp.ones(2)), fn(jnp.zeros(2))
+        >>> fn.experimental_get_tracing_count()
+        1
+        """
         return self._programs.log.traces
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

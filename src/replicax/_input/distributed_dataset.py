@@ -46,6 +46,14 @@ class DistributedDataset(PlacedRounds):
         NotImplementedError: `options` asks for one dataset a replica.
         InvalidArgumentError: the elements have no first dimension to split; here, if the dataset's spec says so, or
             at that element.
+
+    >>> import replicax as rx
+    >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    >>> batches = strategy.experimental_distribute_dataset(rx.data.Dataset.range(6).batch(4))
+    >>> isinstance(batches, rx.DistributedDataset)
+    True
+    >>> [[part.tolist() for part in batch.values] for batch in batches]
+    [[[0, 1], [2, 3]], [[4], [5]]]
     """
 
     def __init__(self, *args: Any, **kwargs: Any):  # the signature that `tf.distribute.DistributedDataset` shows
@@ -134,6 +142,11 @@ class DistributedDataset(PlacedRounds):
 
         A batch's first dimension is None, unless it is fixed and the same for each replica. Where the dataset does
         not know its spec, such as a list of batches, it is read off the first element.
+
+        >>> import numpy as np, replicax as rx
+        >>> dataset = rx.data.Dataset.from_tensor_slices(np.ones((6, 3), np.float32)).batch(2)
+        >>> rx.OneDeviceStrategy("GPU:0").experimental_distribute_dataset(dataset).element_spec
+        TensorSpec(shape=(None, 3), dtype=float32, name=None)
         """
         if self._found_spec is None:
             spec = tensor_spec(self._replica_spec())
@@ -180,7 +193,13 @@ class DistributedDataset(PlacedRounds):
 
     @property
     def cardinality(self) -> np.int64:
-        """The number of elements; -1 for no end, -2 for not known."""
+        """The number of elements; -1 for no end, -2 for not known.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> int(strategy.experimental_distribute_dataset(rx.data.Dataset.range(10).batch(4)).cardinality)
+        3
+        """
         known = self._source._cardinality
         # Batches that are cut anew may make fewer rounds than there were batches.
         return np.int64(known if self._batch_size is None or known == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY)

@@ -92,6 +92,14 @@ class DistributedIterator(ElementIterator, Distributed):
         """Returns the position of the iterator: after the last element that it gave, whatever waits in its buffer.
 
         Each worker saves its own.
+
+        >>> import replicax as rx
+        >>> batches = rx.OneDeviceStrategy("cpu:0").experimental_distribute_dataset(rx.data.Dataset.range(6).batch(2))
+        >>> iterator, other = iter(batches), iter(batches)
+        >>> _ = next(iterator)
+        >>> other.restore_state(iterator.save_state())
+        >>> next(other).tolist()
+        [2, 3]
         """
         return self._state_at(self._position)
 
@@ -138,6 +146,14 @@ class DistributedIterator(ElementIterator, Distributed):
 
         Args:
             timeout: how many seconds to wait at the most; None for no limit.
+
+        >>> import replicax as rx
+        >>> dataset = rx.data.Dataset.range(6).batch(2)
+        >>> iterator = iter(rx.OneDeviceStrategy("cpu:0").experimental_distribute_dataset(dataset))
+        >>> _ = next(iterator)
+        >>> iterator.close()
+        >>> next(iterator, "no more")
+        'no more'
         """
         self._closed = True
         self._elements = None

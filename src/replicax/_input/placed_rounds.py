@@ -85,12 +85,25 @@ class PlacedRounds(Distributed, abc.ABC):
     @property
     @abc.abstractmethod
     def cardinality(self) -> np.int64:
-        """The number of elements; -1 for no end, -2 for not known."""
+        """The number of elements; -1 for no end, -2 for not known.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> int(strategy.experimental_distribute_dataset(rx.data.Dataset.counter().batch(4)).cardinality)
+        -1
+        """
 
     @property
     @abc.abstractmethod
     def element_spec(self) -> Tree:
-        """The elements' specs."""
+        """The elements' specs.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> dataset = rx.data.Dataset.from_tensor_slices([1.0, 2.0]).batch(2)
+        >>> strategy.experimental_distribute_dataset(dataset).element_spec
+        PerReplicaSpec(TensorSpec(shape=(None,), dtype=float32, name=None), TensorSpec(shape=(None,), ...))
+        """
 
     def _placed(self, iteration: Iteration, readings: list[Reading], start: int, demand: Demand) -> Iterator[Tree]:
         # A method of the dataset, so that the thread that runs it does not hold the iterator.

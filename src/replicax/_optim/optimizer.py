@@ -122,7 +122,13 @@ class Optimizer:
 
     @property
     def variables(self) -> list[Variable]:
-        """The variables that are optimized, in order."""
+        """The variables that are optimized, in order.
+
+        >>> import optax, replicax as rx
+        >>> w = rx.Variable(1.0)
+        >>> rx.Optimizer(optax.sgd(0.1), w).variables[0] is w
+        True
+        """
         return list(self._flat)
 
     def _tracked(self) -> dict[str, Variable]:
@@ -141,6 +147,12 @@ class Optimizer:
 
         Raises:
             ValueError: the structure is another one, or a pair has a variable that is not optimized here.
+
+        >>> import jax.numpy as jnp, optax, replicax as rx
+        >>> w = rx.Variable([1.0, 2.0])
+        >>> rx.Optimizer(optax.sgd(0.5), w).apply_gradients(jnp.array([1.0, 1.0]))
+        >>> w.numpy().tolist()
+        [0.5, 1.5]
         """
         gradients = self._in_order(gradients)
         replica_context = context.get_replica_context()

@@ -30,13 +30,20 @@ if TYPE_CHECKING:
 class ClusterCoordinator:
     """Schedules functions, which the workers of a `ParameterServerStrategy` run when they are free.
 
-    `ClusterCoordinator(strategy)` is one object for each strategy.
+    `ClusterCoordinator(strategy)` is one object for each strategy. The example of `ParameterServerStrategy` makes the
+    `coordinator` of the examples here.
 
     Args:
         strategy: the strategy.
 
     Raises:
         AttributeError: it is another kind of strategy.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> result = coordinator.schedule(rx.function(lambda x: x + 1), args=(jnp.float32(1),))
+    >>> coordinator.join()
+    >>> result.fetch()
+    np.float32(2.0)
     """
 
     _strategy: StrategyLike
@@ -74,7 +81,12 @@ class ClusterCoordinator:
 
     @property
     def strategy(self) -> StrategyLike:
-        """The strategy."""
+        """The strategy.
+
+        >>> import replicax as rx
+        >>> isinstance(coordinator.strategy, rx.ParameterServerStrategy)
+        True
+        """
         return self._strategy
 
     def schedule(
@@ -93,6 +105,12 @@ class ClusterCoordinator:
             TypeError: `fn` is no compiled function, or the arguments do not fit it.
             ValueError: an argument is a `RemoteValue`.
             Exception: that of a function which was scheduled before and failed; what waited is cancelled.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> square = rx.function(lambda x: x * x)
+        >>> results = [coordinator.schedule(square, args=(jnp.int32(i),)) for i in range(3)]
+        >>> [int(result.fetch()) for result in results]
+        [0, 1, 4]
         """
         args, kwargs = tuple(args) if args is not None else (), kwargs or {}
         leaves = nest.leaves((args, kwargs))
@@ -122,15 +140,37 @@ class ClusterCoordinator:
         return values[0] if len(values) == 1 else SeveralSteps(values)
 
     def join(self) -> None:
-        """Waits until all scheduled functions have ended; raises the exception of one that failed, once."""
+        """Waits until all scheduled functions have ended; raises the exception of one that failed, once.
+
+        >>> import replicax as rx
+        >>> with coordinator.strategy.scope():
+        ...     count = rx.Variable(0)
+        >>> _ = coordinator.schedule(rx.function(lambda: count.assign_add(1)))
+        >>> coordinator.join()
+        >>> int(count)
+        1
+        """
         self._queue.join()
 
     def done(self) -> bool:
-        """Returns whether all scheduled functions have ended; raises the exception of one that failed, once."""
+        """Returns whether all scheduled functions have ended; raises the exception of one that failed, once.
+
+        >>> import replicax as rx
+        >>> _ = coordinator.schedule(rx.function(lambda: 1))
+        >>> coordinator.join()
+        >>> coordinator.done()
+        True
+        """
         return self._queue.is_done()
 
     def fetch(self, val: Tree) -> Tree:
-        """Returns a nest with the results of the `RemoteValue`s in it, as numpy arrays, for which it waits."""
+        """Returns a nest with the results of the `RemoteValue`s in it, as numpy arrays, for which it waits.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> result = coordinator.schedule(rx.function(lambda: jnp.int32(7)))
+        >>> coordinator.fetch({"a": result, "b": 3})
+        {'a': np.int32(7), 'b': 3}
+        """
         return nest.map_structure(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, val)
 
     def create_per_worker_dataset(self, dataset_fn: object) -> object:
@@ -142,6 +182,12 @@ class ClusterCoordinator:
 
         Raises:
             ValueError: there is no dataset.
+
+        >>> import replicax as rx
+        >>> iterator = iter(coordinator.create_per_worker_dataset(lambda: rx.data.Dataset.range(5, 8)))
+        >>> step = rx.function(lambda iterator: next(iterator) * 2)
+        >>> [int(coordinator.schedule(step, args=(iterator,)).fetch()) for _ in range(3)]
+        [10, 12, 14]
         """
         return per_worker_dataset(dataset_fn, self)
 
@@ -154,10 +200,15 @@ class ClusterCoordinator:
 
         Raises:
             TypeError: `value_fn` is not callable, or returns something else.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> table = coordinator.create_per_worker_value(lambda: jnp.arange(3))
+        >>> coordinator.schedule(rx.function(lambda table: table[1] + 1), args=(table,)).fetch()
+        np.int32(2)
         """
         return MadeValue(value_fn)
 
-    def kinds_of(self, iterator: PerWorkerDistributedIterator) -> Kinds:
+    def _kinds_of(self, iterator: PerWorkerDistributedIterator) -> Kinds:
         """Returns the shapes and dtypes of the next element that some worker has."""
         for _ in range(MOST_LOST):
             kinds = cast(WorkerLink, self._queue.any_link()).kinds_of(iterator)

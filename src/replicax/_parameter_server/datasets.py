@@ -25,13 +25,19 @@ _NOT_HERE = "Iterating over an `AsyncDistributedIterator` is not supported right
 
 
 class PerWorkerValue:
-    """A value of which each worker has its own. As an argument of a scheduled function it is that of its worker."""
+    """A value of which each worker has its own. As an argument of a scheduled function it is that of its worker.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> table = coordinator.create_per_worker_value(lambda: jnp.arange(3))
+    >>> isinstance(table, rx.coordinator.PerWorkerValue)
+    True
+    """
 
 
 class Workers(Protocol):
     """The workers, as far as their datasets need them."""
 
-    def kinds_of(self, iterator: PerWorkerDistributedIterator) -> Kinds:
+    def _kinds_of(self, iterator: PerWorkerDistributedIterator) -> Kinds:
         """Returns the shapes and dtypes of some worker's next element."""
 
 
@@ -124,7 +130,7 @@ class PerWorkerDistributedIterator(PerWorkerValue, ElementIterator):
             if all(isinstance(spec, TensorSpec) and spec.shape.is_fully_defined() for spec in specs):
                 self._known = tuple((tuple(spec.shape), jnp.dtype(spec.dtype).name) for spec in specs)
             else:
-                self._known = self.dataset.workers.kinds_of(self)
+                self._known = self.dataset.workers._kinds_of(self)
         return self._known
 
     def _push_back(self, element: Tree) -> None:

@@ -20,14 +20,29 @@ class RemoteValue:
     """The result of a scheduled function: `ClusterCoordinator.schedule` returns it at once.
 
     `fetch()` waits for the function and returns the result as numpy arrays, `get()` as tensors.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> result = coordinator.schedule(rx.function(lambda: jnp.int32(7)))
+    >>> isinstance(result, rx.coordinator.RemoteValue), result.fetch()
+    (True, np.int32(7))
     """
 
     def fetch(self) -> Tree:
-        """Waits for the function and returns its result with numpy arrays; raises what the function raised."""
+        """Waits for the function and returns its result with numpy arrays; raises what the function raised.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> coordinator.schedule(rx.function(lambda: jnp.arange(3))).fetch()
+        array([0, 1, 2], dtype=int32)
+        """
         raise NotImplementedError("Must be implemented in subclasses.")
 
     def get(self) -> Tree:
-        """Waits for the function and returns its result with arrays; raises what the function raised."""
+        """Waits for the function and returns its result with arrays; raises what the function raised.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> coordinator.schedule(rx.function(lambda: jnp.arange(3))).get()
+        Array([0, 1, 2], dtype=int32)
+        """
         raise NotImplementedError("Must be implemented in subclasses.")
 
 

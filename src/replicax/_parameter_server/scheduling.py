@@ -98,6 +98,11 @@ def experimental_get_current_worker_index() -> Leaf:
 
     Raises:
         RuntimeError: outside of such functions.
+
+    >>> import replicax as rx
+    >>> index = rx.function(lambda: rx.coordinator.experimental_get_current_worker_index() + 0)
+    >>> int(coordinator.schedule(index).fetch())
+    0
     """
     if advancing.worker is not None:
         return jnp.asarray(advancing.worker, index_dtype())

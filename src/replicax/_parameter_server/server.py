@@ -78,27 +78,57 @@ class Server:
 
     @property
     def server_def(self) -> ServerDef:
-        """The task."""
+        """The task.
+
+        >>> from replicax.coordinator import Server
+        >>> server = Server({"worker": ["localhost:0"]}, start=False)
+        >>> server.server_def.job_name, server.server_def.task_index
+        ('worker', 0)
+        """
         return self._def
 
     @property
     def target(self) -> str:
-        """The address, with `grpc://` before it."""
+        """The address, with `grpc://` before it.
+
+        >>> from replicax.coordinator import Server
+        >>> Server({"worker": ["localhost:8470"]}, start=False).target
+        'grpc://localhost:8470'
+        """
         return f"grpc://{self._service.address}"
 
     def start(self) -> None:
-        """Starts the server, if it has not started."""
+        """Starts the server, if it has not started.
+
+        >>> from replicax.coordinator import Server
+        >>> server = Server.create_local_server(start=False)
+        >>> server.start()
+        """
         if not self._started:
             self._started = True
             self._service.start()
 
     def join(self) -> None:
-        """Waits until the server is stopped, which nothing but the end of the process does."""
+        """Waits until the server is stopped, which nothing but the end of the process does.
+
+        >>> import threading
+        >>> from replicax.coordinator import Server
+        >>> server = Server.create_local_server()
+        >>> waiting = threading.Thread(target=server.join, daemon=True)
+        >>> waiting.start()
+        >>> waiting.is_alive()
+        True
+        """
         self._service.wait()
 
     @staticmethod
     def create_local_server(config: object = None, start: bool = True) -> Server:
-        """Returns the only server of a cluster of one task, at a free port of this machine."""
+        """Returns the only server of a cluster of one task, at a free port of this machine.
+
+        >>> from replicax.coordinator import Server
+        >>> Server.create_local_server(start=False).server_def.task_index
+        0
+        """
         return Server({"localhost": ["localhost:0"]}, protocol="grpc", config=config, start=start)
 
 

@@ -41,8 +41,18 @@ def plan(step: Callable[..., Tree], batch: Tree = (), *, topology: str | int | S
         PlanError: a ValueError. There is no such topology, `batch` has no next element, the step has no program of its
             own, its strategy cannot be planned for, or there is no compiler.
 
-    >>> import replicax as rx
-    >>> print(rx.plan(train_step, batch, topology=["v5e:2x4", "v5e:8x8"]))  # doctest: +SKIP
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> strategy = rx.MirroredStrategy(["GPU:0"])
+    >>> def mean(x):
+    ...     return rx.get_replica_context().all_reduce("MEAN", jnp.mean(x))
+    >>> step = rx.function(lambda x: strategy.run(mean, args=(x,)))
+    >>> print(rx.plan(step, jnp.ones((8, 4)), topology=2))  # or "v5e:2x4", or ["v5e:2x4", "v5e:8x8"]
+    plan of function                        cpu:2
+    ---------------------------------------------
+    replicas                                    2
+    ...
+      all-reduce                       1 (0), 4 B
+    ...
     """
     named = [topology] if isinstance(topology, (str, int)) else list(topology)
     topologies = [chips.parse(each) for each in named]

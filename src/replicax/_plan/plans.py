@@ -17,6 +17,11 @@ class Plan:
     Attributes:
         step: the function's name.
         topologies: a plan for each of them.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> plan = rx.plan(rx.function(lambda x: jnp.sum(x * x)), jnp.ones((8, 4)), topology=2)
+    >>> [each.topology for each in plan], plan[2].memory.batch  # bytes of a device
+    (['cpu:2'], 128)
     """
 
     step: str
@@ -38,6 +43,12 @@ class Plan:
 
         Args:
             path: the file. Its ending is that of a format of matplotlib, such as ".png".
+
+        >>> import os, tempfile, jax.numpy as jnp, replicax as rx
+        >>> path = tempfile.mkdtemp() + "/plan.png"
+        >>> rx.plan(rx.function(lambda x: jnp.sum(x * x)), jnp.ones((8, 4)), topology=2).draw(path)
+        >>> os.path.exists(path)
+        True
         """
         from replicax._plan import picture
 

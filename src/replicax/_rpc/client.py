@@ -116,6 +116,15 @@ class Client:
 
     A client has two methods for each registered function: NAME returns a `StatusOrResult` at once, NAME_blocking waits
     and returns the value, or raises the call's error.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> server = rx.experimental.rpc.Server.create("grpc", "localhost:0")
+    >>> server.register("double", rx.function(lambda x: 2 * x, input_signature=[rx.TensorSpec([])]))
+    >>> server.start()
+    >>> client = rx.experimental.rpc.Client.create("grpc", server.address)
+    >>> client.double_blocking(3.0).item()
+    6.0
+    >>> server.stop()
     """
 
     @staticmethod
@@ -132,6 +141,14 @@ class Client:
             ValueError: another layer than "grpc".
             DeadlineExceededError: no server answered in time.
             JobError: the server has another secret, or another version of replicax, JAX or Python.
+
+        >>> import replicax as rx
+        >>> server = rx.experimental.rpc.Server.create("grpc", "localhost:0")
+        >>> server.start()
+        >>> client = rx.experimental.rpc.Client.create("grpc", server.address, timeout_in_ms=60000)
+        >>> client.list()
+        []
+        >>> server.stop()
         """
         if rpc_layer != "grpc":
             raise ValueError("Only GRPC backend is supported at the moment.")
@@ -147,11 +164,29 @@ class Client:
             args: its arguments: tensors, numbers and structures of them.
             output_specs: the specs of what it returns, in their structure; None where it returns nothing.
             timeout_in_ms: how long the call may take; 0 for the client's limit.
+
+        >>> import replicax as rx
+        >>> server = rx.experimental.rpc.Server.create("grpc", "localhost:0")
+        >>> server.register("double", rx.function(lambda x: 2 * x, input_signature=[rx.TensorSpec([])]))
+        >>> server.start()
+        >>> client = rx.experimental.rpc.Client.create("grpc", server.address)
+        >>> client.call("double", args=[3.0], output_specs=rx.TensorSpec([])).get_value().item()
+        6.0
+        >>> server.stop()
         """
         raise NotImplementedError("Use Client.create.")
 
     def list(self) -> list[str]:
-        """Returns the names of the functions that are registered with the server."""
+        """Returns the names of the functions that are registered with the server.
+
+        >>> import replicax as rx
+        >>> server = rx.experimental.rpc.Server.create("grpc", "localhost:0")
+        >>> server.register("double", rx.function(lambda x: 2 * x, input_signature=[rx.TensorSpec([])]))
+        >>> server.start()
+        >>> rx.experimental.rpc.Client.create("grpc", server.address).list()
+        ['double']
+        >>> server.stop()
+        """
         raise NotImplementedError("Use Client.create.")
 
 

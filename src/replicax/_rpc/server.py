@@ -30,6 +30,14 @@ class Server:
 
     Everything that goes over the network is encrypted, and only clients that have the server's secret can call (see
     `replicax docs how-to/remote-calls`). The server stops when it is deleted, or by `stop`.
+
+    >>> import replicax as rx
+    >>> server = rx.experimental.rpc.Server.create("grpc", "localhost:0")
+    >>> server.register("seven", rx.function(lambda: 7))
+    >>> server.start()
+    >>> rx.experimental.rpc.Client.create("grpc", server.address).seven_blocking().item()
+    7
+    >>> server.stop()
     """
 
     @staticmethod
@@ -42,6 +50,10 @@ class Server:
 
         Raises:
             ValueError: another layer than "grpc".
+
+        >>> import replicax as rx
+        >>> rx.experimental.rpc.Server.create("grpc", "localhost:8470").address
+        'localhost:8470'
         """
         if rpc_layer != "grpc":
             raise ValueError("Only GRPC backend is supported at the moment.")
@@ -59,15 +71,31 @@ class Server:
             ValueError: the function is no such function.
             InvalidArgumentError: the name is registered already.
             FailedPreconditionError: the server has been started.
+
+        >>> import replicax as rx
+        >>> server = rx.experimental.rpc.Server.create("grpc", "localhost:0")
+        >>> server.register("double", rx.function(lambda x: 2 * x, input_signature=[rx.TensorSpec([])]))
         """
         raise NotImplementedError("Use Server.create.")
 
     def start(self) -> None:
-        """Begins to listen at the address, and to run functions for clients."""
+        """Begins to listen at the address, and to run functions for clients.
+
+        >>> import replicax as rx
+        >>> server = rx.experimental.rpc.Server.create("grpc", "localhost:0")
+        >>> server.start()
+        >>> server.stop()
+        """
         raise NotImplementedError("Use Server.create.")
 
     def stop(self) -> None:
-        """Stops listening. Calls under way end with an error for their clients."""
+        """Stops listening. Calls under way end with an error for their clients.
+
+        >>> import replicax as rx
+        >>> server = rx.experimental.rpc.Server.create("grpc", "localhost:0")
+        >>> server.start()
+        >>> server.stop()
+        """
         raise NotImplementedError("Use Server.create.")
 
 

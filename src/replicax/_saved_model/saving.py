@@ -109,7 +109,7 @@ def _of_function(value: Function) -> Iterator[ConcreteFunction]:
     for made in value.all_concrete_functions():
         if made.trace is None and value.input_signature is not None:
             # No program for all sizes: those for the sizes that there were, if there were any.
-            others = value.called_with()
+            others = value._called_with()
             if others:
                 tracebacks.warn(
                     f"{value._name} is saved only for the shapes that it was called with, {len(others)} in number. No "

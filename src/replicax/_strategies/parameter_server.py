@@ -141,6 +141,21 @@ class ParameterServerStrategy(Strategy):
     Raises:
         ValueError: the cluster has no worker or no parameter server, several chiefs, or other jobs; or this task is a
             worker, a parameter server or an evaluator.
+
+    >>> import replicax as rx
+    >>> from replicax.coordinator import Server
+    >>> worker, server = Server.create_local_server(), Server.create_local_server()  # here, in this process
+    >>> addresses = {"worker": [worker.target.removeprefix("grpc://")], "ps": [server.target.removeprefix("grpc://")]}
+    >>> resolver = rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec(addresses), rpc_layer="grpc")
+    >>> strategy = rx.ParameterServerStrategy(resolver)
+    >>> with strategy.scope():
+    ...     steps = rx.Variable(0)
+    >>> coordinator = rx.coordinator.ClusterCoordinator(strategy)
+    >>> step = rx.function(lambda: steps.assign_add(1))
+    >>> _ = [coordinator.schedule(step) for _ in range(3)]
+    >>> coordinator.join()
+    >>> int(steps)
+    3
     """
 
     _cluster_coordinator: ClusterCoordinator | None

@@ -152,11 +152,11 @@ class Strategy(LayoutMethods, OlderMethods):
             raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
         context.require_cross_replica(self)
         compiled = fn if is_function(fn) else None
-        own = fn if compiled is None or self.num_replicas_in_sync == 1 else compiled.of_replicas
+        own = fn if compiled is None or self.num_replicas_in_sync == 1 else compiled._of_replicas
         try:
             with self._own_scope():
                 result = self._extended._run(autograph_switch.converted(own), tuple(args), kwargs or {})
-                return result if compiled is None else compiled.result_of(result)
+                return result if compiled is None else compiled._result_of(result)
         except StopIteration as error:
             calls.refuse_stop(error, "The replica function", fn)
             raise
