@@ -7,9 +7,9 @@
 >>> dataset = Dataset.range(5).map(lambda x: x * x, num_parallel_calls=AUTOTUNE).batch(2).prefetch(AUTOTUNE)
 >>> [batch.tolist() for batch in dataset]
 [[0, 1], [4, 9], [16]]
->>> Dataset.counter().cardinality() == INFINITE_CARDINALITY
+>>> bool(Dataset.counter().cardinality() == INFINITE_CARDINALITY)
 True
->>> Dataset.range(5).filter(lambda x: x > 2).cardinality() == UNKNOWN_CARDINALITY
+>>> bool(Dataset.range(5).filter(lambda x: x > 2).cardinality() == UNKNOWN_CARDINALITY)
 True
 """
 

@@ -57,9 +57,9 @@ def set_virtual_devices(devices: Mapping[str, int]) -> None:
         DeviceError: a count is not a positive integer, or JAX has started already with fewer CPU devices.
 
     >>> import replicax as rx
-    >>> rx.config.set_virtual_devices({"GPU": 4, "CPU": 2})  # before anything else
-    >>> rx.config.list_devices()
-    ['GPU:0', 'GPU:1', 'GPU:2', 'GPU:3', 'CPU:0', 'CPU:1']
+    >>> rx.config.set_virtual_devices({"GPU": 8, "CPU": 4})  # first of all
+    >>> len(rx.config.list_devices()), rx.MirroredStrategy().num_replicas_in_sync
+    (12, 8)
     """
     counts = parse_virtual(",".join(f"{kind}:{count}" for kind, count in devices.items()))
     if planning.takes_all_devices:  # those that are planned for have these names
