@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import doctest
+import enum
+import functools
 import importlib
 import inspect
 import json
@@ -12,6 +15,7 @@ import sys
 import tomllib
 import types
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,7 +62,108 @@ def test_every_public_name_is_documented(namespace):
     assert not undocumented, f"Without a docstring: {undocumented}"
 
 
-# Every page with ```python blocks.
+def public_objects(namespace: types.ModuleType, prefix: str) -> Iterator[tuple[str, object]]:
+    """Yields the public names of a namespace of replicax, and of the namespaces and classes in it, with their objects.
+
+    Members that are data, such as those of an enumeration, belong to their class. Constants are not among the objects.
+    """
+    for name in namespace.__all__:
+        value = getattr(namespace, name)
+        if isinstance(value, types.ModuleType):
+            yield f"{prefix}.{name}", value
+            yield from public_objects(value, f"{prefix}.{name}")
+        elif callable(value):
+            yield f"{prefix}.{name}", value
+            if inspect.isclass(value):
+                yield from ((f"{prefix}.{name}.{member}", part) for member, part in public_members(value))
+
+
+def public_members(kind: type) -> Iterator[tuple[str, object]]:
+    """Yields the public methods, properties and nested classes of a class that are defined in replicax."""
+    for name in dir(kind):
+        owner = next((base for base in kind.__mro__ if name in vars(base)), None)
+        if name.startswith("_") or owner is None or not owner.__module__.startswith("replicax"):
+            continue
+        part = getattr(kind, name)
+        is_property = isinstance(inspect.getattr_static(kind, name), property | functools.cached_property)
+        if is_property or (callable(part) and not isinstance(part, enum.Enum)):
+            yield name, part
+
+
+def examples_that_run() -> set[str]:
+    """Returns the docstrings of replicax with examples that `pytest --doctest-modules` runs, and skips nothing of."""
+    modules = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] == "replicax" and not name.startswith("replicax.tf")
+    ]
+    tests = [test for module in modules for test in doctest.DocTestFinder().find(module) if test.examples]
+    skips = {id(test) for test in tests if any(example.options.get(doctest.SKIP) for example in test.examples)}
+    return {inspect.cleandoc(test.docstring) for test in tests if id(test) not in skips}
+
+
+def test_every_public_name_has_an_example_that_runs():
+    import replicax
+
+    found = dict(public_objects(replicax, "rx"))
+    assert {"rx.Variable.value", "rx.data.Dataset.map", "rx.experimental.rpc.Server.create"} <= set(found)
+    examples = examples_that_run()
+    without = [name for name, value in found.items() if inspect.getdoc(value) not in examples]
+    assert not without, f"Without an example in the docstring that runs (`>>> ...`): {without}"
+
+
+def test_every_public_constant_is_used_in_an_example():
+    import replicax
+
+    modules = {"rx": replicax} | {
+        name: value for name, value in public_objects(replicax, "rx") if isinstance(value, types.ModuleType)
+    }
+    constants = {
+        (module, name) for module in modules.values() for name in module.__all__ if is_constant(getattr(module, name))
+    }
+    assert constants
+    unused = [
+        f"{module.__name__}.{name}"
+        for module, name in constants
+        if not re.search(rf"^(>>>|\.\.\.).*\b{name}\b", inspect.getdoc(module) or "", re.MULTILINE)
+    ]
+    assert not unused, f"Not used in an example of their namespace's docstring: {unused}"
+
+
+def is_constant(value: object) -> bool:
+    """Returns whether a public value is data."""
+    return not callable(value) and not isinstance(value, types.ModuleType)
+
+
+def test_a_name_without_an_example_that_runs_is_found():
+    class Checked:
+        __module__ = "replicax.checked"
+
+        def new(self):
+            """Returns nothing."""
+
+        @property
+        def skipped(self):
+            """Nothing.
+
+            >>> None  # doctest: +SKIP
+            """
+
+        def _private(self):
+            pass
+
+    module = types.ModuleType("replicax.checked")
+    module.Checked, module.__all__ = Checked, ["Checked"]
+    sys.modules["replicax.checked"] = module
+    try:
+        examples = examples_that_run()
+    finally:
+        del sys.modules["replicax.checked"]
+    found = {name: inspect.getdoc(value) for name, value in public_objects(module, "checked")}
+    assert set(found) == {"checked.Checked", "checked.Checked.new", "checked.Checked.skipped"}
+    assert examples and not examples & set(found.values())
+
+
 DOCUMENTS = [
     path.relative_to(ROOT).as_posix()
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

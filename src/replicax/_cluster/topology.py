@@ -72,8 +72,7 @@ class Topology:
         """The extent of the mesh in x, y, z and cores.
 
         >>> import replicax as rx
-        >>> topology = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]])
-        >>> topology.mesh_shape.tolist()
+        >>> rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0]]]).mesh_shape.tolist()
         [1, 1, 1, 2]
         """
         return self._mesh_shape
@@ -83,8 +82,7 @@ class Topology:
         """The number of the mesh's dimensions.
 
         >>> import replicax as rx
-        >>> topology = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]])
-        >>> topology.mesh_rank
+        >>> rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]]).mesh_rank
         4
         """
         return len(self._mesh_shape)
@@ -94,9 +92,8 @@ class Topology:
         """The coordinates of each task's devices: `[tasks, devices of a task, 4]`.
 
         >>> import replicax as rx
-        >>> topology = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]])
-        >>> topology.device_coordinates.shape
-        (1, 2, 4)
+        >>> rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0]]]).device_coordinates.shape
+        (1, 1, 4)
         """
         return self._coordinates
 
@@ -105,8 +102,7 @@ class Topology:
         """The coordinates at which there is no device, one in a row.
 
         >>> import replicax as rx
-        >>> topology = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0]]])
-        >>> topology.missing_devices.tolist()
+        >>> rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0]]]).missing_devices.tolist()
         [[0, 0, 0, 1]]
         """
         everywhere = itertools.product(*map(range, self._mesh_shape.tolist()))
@@ -118,9 +114,8 @@ class Topology:
         """The number of tasks (hosts).
 
         >>> import replicax as rx
-        >>> topology = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]])
-        >>> topology.num_tasks
-        1
+        >>> rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0]], [[0, 0, 0, 1]]]).num_tasks
+        2
         """
         return int(self._coordinates.shape[0])
 
@@ -129,9 +124,8 @@ class Topology:
         """The number of devices of each task.
 
         >>> import replicax as rx
-        >>> topology = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]])
-        >>> topology.num_tpus_per_task
-        2
+        >>> rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0]]]).num_tpus_per_task
+        1
         """
         return int(self._coordinates.shape[1])
 
@@ -221,9 +215,8 @@ class DeviceOrderMode(enum.IntEnum):
 
     >>> import replicax as rx
     >>> topology = rx.tpu.Topology(mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]])
-    >>> mode = rx.tpu.DeviceOrderMode.MESH
-    >>> rx.tpu.DeviceAssignment.build(topology, num_replicas=2, device_order_mode=mode).core_assignment.tolist()
-    [[[0, 0, 0, 0]], [[1, 0, 0, 0]]]
+    >>> rx.tpu.DeviceAssignment.build(topology, num_replicas=2, device_order_mode=rx.tpu.DeviceOrderMode.MESH)
+    DeviceAssignment(2 replicas of 1 cores)
     """
 
     AUTO = 0  # RING where that is possible

@@ -264,8 +264,8 @@ class Function:
         Arguments that are objects of Python, but numbers and strings, are left out.
 
         >>> import replicax as rx
-        >>> fn = rx.function(lambda x: x, input_signature=[rx.TensorSpec(())])
-        >>> [made.structured_input_signature[0] for made in fn.all_concrete_functions()]
+        >>> made = rx.function(lambda x: x, input_signature=[rx.TensorSpec(())]).all_concrete_functions()
+        >>> [one.structured_input_signature[0] for one in made]
         [(TensorSpec(shape=(), dtype=float32, name='x'),)]
         """
         if self._input_signature is not None:

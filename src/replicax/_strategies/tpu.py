@@ -117,6 +117,12 @@ class TPUStrategy(Strategy):
 
         Raises:
             ValueError: there is no logical device of that number, or with `experimental_spmd_xla_partitioning=True`.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> rx.config.set_virtual_devices({"TPU": 8, "CPU": 4})  # not on a TPU
+        >>> strategy = rx.TPUStrategy(devices_per_replica=2)
+        >>> strategy.experimental_assign_to_logical_device(jnp.ones((2, 8)), 1).shape
+        (2, 8)
         """
         if self._extended._refuses_assignment:
             raise ValueError(
@@ -136,13 +142,27 @@ class TPUStrategy(Strategy):
         Raises:
             TypeError: `partition_dimensions` is no list of integers.
             ValueError: it has not a number for each dimension, not that product, or a size cannot be divided so.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> rx.config.set_virtual_devices({"TPU": 8, "CPU": 4})  # not on a TPU
+        >>> strategy = rx.TPUStrategy(devices_per_replica=2)
+        >>> halves = strategy.experimental_split_to_logical_devices(jnp.ones((2, 8)), [1, 2])
+        >>> halves.shape, halves.addressable_shards[0].data.shape
+        ((2, 8), (2, 4))
         """
         mesh = self._extended._mesh
         layout = logical_devices.split_spec(mesh, logical_devices.shape_of(tensor), partition_dimensions)
         return logical_devices.lay_out(mesh, tensor, layout)
 
     def experimental_replicate_to_logical_devices(self, tensor: Leaf) -> Leaf:
-        """Does as `replicate_to_devices`."""
+        """Does as `replicate_to_devices`.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> rx.config.set_virtual_devices({"TPU": 8, "CPU": 4})  # not on a TPU
+        >>> whole = rx.TPUStrategy(devices_per_replica=2).experimental_replicate_to_logical_devices(jnp.ones((2, 8)))
+        >>> len(whole.devices()), whole.addressable_shards[0].data.shape
+        (8, (2, 8))
+        """
         return self.replicate_to_devices(tensor)
 
 

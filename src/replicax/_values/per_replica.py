@@ -27,9 +27,7 @@ class DistributedValues(nest.LeafBase):
     """The base of values with a component for each replica: `PerReplica`, `Mirrored` and distributed variables.
 
     >>> import replicax as rx
-    >>> with rx.MirroredStrategy(["GPU:0", "GPU:1"]).scope():
-    ...     v = rx.Variable(1.0)
-    >>> [isinstance(value, rx.DistributedValues) for value in (v, rx.PerReplica([1, 2]), 3)]
+    >>> [isinstance(value, rx.DistributedValues) for value in (rx.PerReplica([1, 2]), rx.Mirrored([3, 3]), 4)]
     [True, True, False]
     """
 
@@ -42,10 +40,8 @@ class DistributedValues(nest.LeafBase):
         """The components of this process's replicas, in order.
 
         >>> import replicax as rx
-        >>> with rx.MirroredStrategy(["GPU:0", "GPU:1"]).scope():
-        ...     v = rx.Variable(1.0)
-        >>> [copy.device for copy in v.values]
-        ['/job:localhost/replica:0/task:0/device:GPU:0', '/job:localhost/replica:0/task:0/device:GPU:1']
+        >>> rx.MirroredStrategy(["GPU:0", "GPU:1"]).run(lambda x: x + 1, (rx.PerReplica([1, 2]),)).values
+        (2, 3)
         """
         raise NotImplementedError
 
@@ -181,8 +177,7 @@ class Mirrored(Value):
 
     >>> import replicax as rx
     >>> with rx.MirroredStrategy(["GPU:0", "GPU:1"]).scope():
-    ...     v = rx.Variable(1.0)
-    >>> v.assign_add(1.0)
+    ...     rx.Variable(1.0).assign_add(1.0)
     Mirrored:{
       0: Array(2., dtype=float32),
       1: Array(2., dtype=float32)
