@@ -133,7 +133,7 @@ class CrossDeviceOps:
         value_destination_pairs: Sequence[tuple[Leaf, object]],
         options: CommunicationOptions | None = None,
     ) -> list[Leaf]:
-        """Reduces several (value, destinations) pairs together; returns the results in their order.
+        """Reduces a list of pairs (value, destinations) together; returns a list of the results. See `reduce`.
 
         >>> import numpy as np, replicax as rx
         >>> one, other = rx.PerReplica([np.float32(1), np.float32(5)]), rx.PerReplica([np.float32(2), np.float32(2)])
@@ -153,7 +153,7 @@ class CrossDeviceOps:
         return self.batch_reduce_implementation(reduce_op, pairs, options) if pairs else []
 
     def broadcast(self, tensor: Leaf, destinations: object) -> Leaf:
-        """Returns a copy of `tensor` at the destinations.
+        """Returns a copy of `tensor` at the destinations; raises `ValueError` if they are None.
 
         >>> import replicax as rx
         >>> rx.NcclAllReduce().broadcast(3.0, "GPU:1").item()

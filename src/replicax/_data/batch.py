@@ -186,6 +186,9 @@ class Batches(Base):
     def unbatch(self, name: str | None = None) -> Self:
         """Returns a dataset of the rows of each element.
 
+        Raises:
+            InvalidArgumentError: at iteration, if the first dimensions of an element's arrays differ.
+
         >>> from replicax.data import Dataset
         >>> [int(x) for x in Dataset.range(4).batch(3).unbatch()]
         [0, 1, 2, 3]

@@ -32,6 +32,9 @@ class Combined(Order):
     def zip(cls, *args: Tree, datasets: Tree = None, name: str | None = None) -> Self:
         """Returns the elements of several datasets side by side, in the structure in which the datasets come.
 
+        Raises:
+            TypeError: something else than a dataset, or none at all.
+
         >>> from replicax.data import Dataset
         >>> a, b = Dataset.range(2), Dataset.range(5, 9)
         >>> list(Dataset.zip(a, b).as_numpy_iterator())

@@ -263,7 +263,7 @@ class TFRecordWriter:
         self._file = opened(os.fspath(path), options.compression_type, "wb", options.compression_level)
 
     def write(self, record: str | bytes) -> None:
-        """Writes one record, of bytes or text.
+        """Writes one record, of bytes or of text, which is encoded as UTF-8.
 
         >>> import tempfile, replicax as rx
         >>> path = tempfile.mkdtemp() + "/records"
@@ -281,7 +281,7 @@ class TFRecordWriter:
         return struct.pack("<I", self._checksum(data))
 
     def flush(self) -> None:
-        """Hands what was written to the system.
+        """Hands to the operating system what was written so far.
 
         >>> import os, tempfile, replicax as rx
         >>> path = tempfile.mkdtemp() + "/records"

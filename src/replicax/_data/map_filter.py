@@ -187,6 +187,9 @@ class Functions(Base):
     def flat_map(self, map_func: Callable[..., Base], name: str | None = None) -> Self:
         """Returns the elements of the datasets that `map_func` makes of each element, one dataset after the other.
 
+        Raises:
+            TypeError: at iteration, if `map_func` returns no dataset.
+
         >>> from replicax.data import Dataset
         >>> [int(x) for x in Dataset.range(3).flat_map(lambda n: Dataset.range(n))]
         [0, 0, 1]
@@ -203,6 +206,16 @@ class Functions(Base):
         name: str | None = None,
     ) -> Self:
         """Returns the elements of the datasets that `map_func` makes, taken from `cycle_length` of them in turn.
+
+        Args:
+            map_func: takes an element, and returns a dataset.
+            cycle_length: how many datasets are open at a time; 8 by default, and for AUTOTUNE.
+            block_length: how many elements in a row are taken from a dataset; 1 by default.
+            num_parallel_calls, deterministic: accepted for compatibility.
+
+        Raises:
+            InvalidArgumentError: `cycle_length` or `block_length` is not positive.
+            TypeError: at iteration, if `map_func` returns no dataset.
 
         >>> from replicax.data import Dataset
         >>> tens = Dataset.range(10, 30, 10)
@@ -250,6 +263,9 @@ class Functions(Base):
 
     def apply(self, transformation_func: Callable[[Self], Self]) -> Self:
         """Returns `transformation_func` of this dataset.
+
+        Raises:
+            TypeError: `transformation_func` returns no dataset.
 
         >>> from replicax.data import Dataset
         >>> [int(x) for x in Dataset.range(5).apply(lambda dataset: dataset.skip(1).take(2))]

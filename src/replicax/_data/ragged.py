@@ -46,7 +46,12 @@ class RaggedTensor(RaggedForms, composites.Composite):
     def from_row_splits(
         cls, values: _Values, row_splits: ArrayLike, name: str | None = None, validate: bool = True
     ) -> Self:
-        """Returns one of values and splits; raises InvalidArgumentError if these do not span the values.
+        """Returns a RaggedTensor of values and row splits; raises InvalidArgumentError if these do not span the values.
+
+        Args:
+            values: `[total, ...]`.
+            row_splits: `[rows + 1]` integers, from 0 to `total`.
+            validate: whether the splits are checked.
 
         >>> import replicax as rx
         >>> rx.data.RaggedTensor.from_row_splits([1, 2, 3], [0, 2, 2, 3]).to_list()
@@ -67,7 +72,7 @@ class RaggedTensor(RaggedForms, composites.Composite):
     def from_row_lengths(
         cls, values: _Values, row_lengths: ArrayLike, name: str | None = None, validate: bool = True
     ) -> Self:
-        """Returns one of values and the lengths of the rows.
+        """Returns a RaggedTensor of values `[total, ...]` and the lengths of the rows, `[rows]`; see `from_row_splits`.
 
         >>> import replicax as rx
         >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 0, 1]).to_list()
@@ -171,6 +176,9 @@ class RaggedTensor(RaggedForms, composites.Composite):
         Args:
             default_value: what they are filled with; 0 by default, empty strings for strings.
             shape: that of the result, None for what is as long as the longest. In compiled code it must be given.
+
+        Raises:
+            TypeError: in compiled code, `shape` is not given.
 
         >>> import replicax as rx
         >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).to_tensor(default_value=-1).tolist()

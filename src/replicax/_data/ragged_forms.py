@@ -26,7 +26,16 @@ class RaggedForms:
     def from_value_rowids(
         cls, values: Any, value_rowids: Any, nrows: Any = None, name: str | None = None, validate: bool = True
     ) -> Self:
-        """Returns one of values, and the row of each, in order; there may be more rows.
+        """Returns a RaggedTensor of values `[total, ...]` and the row of each, `[total]` integers in order.
+
+        Args:
+            values: the values.
+            value_rowids: their rows.
+            nrows: how many rows there are; by default up to the last that has a value.
+            validate: whether the rows are checked.
+
+        Raises:
+            InvalidArgumentError: `value_rowids` decrease or are negative.
 
         >>> import replicax as rx
         >>> rx.data.RaggedTensor.from_value_rowids([1, 2, 3], [0, 0, 2]).to_list()
@@ -40,7 +49,7 @@ class RaggedForms:
 
     @classmethod
     def from_row_starts(cls, values: Any, row_starts: Any, name: str | None = None, validate: bool = True) -> Self:
-        """Returns one of values, and the place where each row begins.
+        """Returns a RaggedTensor of values `[total, ...]`, and the place where each row begins, `[rows]`.
 
         >>> import replicax as rx
         >>> rx.data.RaggedTensor.from_row_starts([1, 2, 3], [0, 2]).to_list()
@@ -50,7 +59,7 @@ class RaggedForms:
 
     @classmethod
     def from_row_limits(cls, values: Any, row_limits: Any, name: str | None = None, validate: bool = True) -> Self:
-        """Returns one of values, and the place where each row ends.
+        """Returns a RaggedTensor of values `[total, ...]`, and the place where each row ends, `[rows]`.
 
         >>> import replicax as rx
         >>> rx.data.RaggedTensor.from_row_limits([1, 2, 3], [2, 3]).to_list()
@@ -62,7 +71,7 @@ class RaggedForms:
     def from_uniform_row_length(
         cls, values: Any, uniform_row_length: Any, nrows: Any = None, validate: bool = True, name: str | None = None
     ) -> Self:
-        """Returns one of values in rows of one length.
+        """Returns a RaggedTensor of values `[total, ...]` in rows of one length.
 
         >>> import replicax as rx
         >>> rx.data.RaggedTensor.from_uniform_row_length([1, 2, 3, 4], 2).to_list()
@@ -76,7 +85,7 @@ class RaggedForms:
     def from_nested_row_splits(
         cls, flat_values: Any, nested_row_splits: Any, name: str | None = None, validate: bool = True
     ) -> Any:
-        """Returns one of values, and the splits of each ragged dimension, the outermost first.
+        """Returns a RaggedTensor of values, and the row splits of each ragged dimension, the outermost first.
 
         >>> import replicax as rx
         >>> rx.data.RaggedTensor.from_nested_row_splits([1, 2, 3], [[0, 1, 2], [0, 2, 3]]).to_list()
@@ -90,7 +99,7 @@ class RaggedForms:
     def from_nested_row_lengths(
         cls, flat_values: Any, nested_row_lengths: Any, name: str | None = None, validate: bool = True
     ) -> Any:
-        """Returns one of values, and the row lengths of each ragged dimension, the outermost first.
+        """Returns a RaggedTensor of values, and the row lengths of each ragged dimension, the outermost first.
 
         >>> import replicax as rx
         >>> rx.data.RaggedTensor.from_nested_row_lengths([1, 2, 3], [[1, 1], [2, 1]]).to_list()
@@ -110,7 +119,14 @@ class RaggedForms:
         name: str | None = None,
         row_splits_dtype: Any = np.int64,
     ) -> Any:
-        """Returns the rows of a tensor: up to the given lengths, or without `padding` at their ends.
+        """Returns a RaggedTensor of the rows of an array: up to the given lengths, or without `padding` at their ends.
+
+        Args:
+            tensor: `[rows, width, ...]`.
+            lengths: `[rows]` integers; by default all of a row counts.
+            padding: the value that does not count at the end of a row.
+            ragged_rank: how many dimensions become ragged.
+            row_splits_dtype: the dtype of the splits.
 
         >>> import replicax as rx
         >>> rx.data.RaggedTensor.from_tensor([[1, 2], [3, 0]], padding=0).to_list()
@@ -133,7 +149,10 @@ class RaggedForms:
 
     @classmethod
     def from_sparse(cls, st_input: Any, name: str | None = None, row_splits_dtype: Any = np.int64) -> Self:
-        """Returns the rows of a sparse matrix whose values stand at the beginnings of its rows.
+        """Returns a RaggedTensor of a sparse matrix whose values stand at the beginnings of its rows.
+
+        Raises:
+            InvalidArgumentError: it is no matrix, or a row has a value behind one that is missing.
 
         >>> import replicax as rx
         >>> ragged = rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1])
@@ -148,7 +167,7 @@ class RaggedForms:
         return cls._rows_of(st_input.values, counts, row_splits_dtype)
 
     def value_rowids(self, name: str | None = None) -> Leaf:
-        """Returns the row of each value.
+        """Returns the row of each value, `[total]`.
 
         >>> import replicax as rx
         >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).value_rowids().tolist()
@@ -158,7 +177,7 @@ class RaggedForms:
         return np.repeat(np.arange(len(lengths)), lengths)
 
     def row_starts(self, name: str | None = None) -> Leaf:
-        """Returns the place where each row begins.
+        """Returns the place where each row begins, `[rows]`.
 
         >>> import replicax as rx
         >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).row_starts().tolist()
@@ -167,7 +186,7 @@ class RaggedForms:
         return self.row_splits[:-1]
 
     def row_limits(self, name: str | None = None) -> Leaf:
-        """Returns the place where each row ends.
+        """Returns the place where each row ends, `[rows]`.
 
         >>> import replicax as rx
         >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).row_limits().tolist()
@@ -201,7 +220,7 @@ class RaggedForms:
         return found if axis is None else found[axis]
 
     def merge_dims(self, outer_axis: int, inner_axis: int) -> Any:
-        """Returns the values with the dimensions from the outer to the inner one made one.
+        """Returns a RaggedTensor or an array in which the dimensions from `outer_axis` to `inner_axis` are one.
 
         >>> import replicax as rx
         >>> rx.data.RaggedTensor.from_nested_row_lengths([1, 2, 3], [[1, 1], [2, 1]]).merge_dims(1, 2).to_list()
@@ -243,7 +262,7 @@ class RaggedForms:
         return self.with_values(self.values.with_flat_values(new_values) if inside else new_values)
 
     def with_row_splits_dtype(self, dtype: Any) -> Self:
-        """Returns it with splits of another dtype.
+        """Returns a RaggedTensor of the same rows, with splits of another dtype.
 
         >>> import replicax as rx
         >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).with_row_splits_dtype("int32").row_splits.dtype

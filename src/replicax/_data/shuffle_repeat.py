@@ -42,6 +42,9 @@ class Order(Base):
             seed: makes the orders the same in each program; without one they differ.
             reshuffle_each_iteration: whether each pass has an order of its own.
 
+        Raises:
+            InvalidArgumentError: `buffer_size` is not positive.
+
         >>> from replicax.data import Dataset
         >>> sorted(int(x) for x in Dataset.range(4).shuffle(4, seed=1))
         [0, 1, 2, 3]
@@ -124,6 +127,9 @@ class Order(Base):
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Self:
         """Returns every `num_shards`-th element, from number `index` on.
 
+        Raises:
+            InvalidArgumentError: `num_shards` is not positive, or `index` is not from 0 to `num_shards - 1`.
+
         >>> from replicax.data import Dataset
         >>> [int(x) for x in Dataset.range(5).shard(num_shards=2, index=1)]
         [1, 3]
@@ -173,6 +179,9 @@ class Order(Base):
 
         Args:
             buffer_size: how many elements may wait; by default, and for AUTOTUNE, two.
+
+        Raises:
+            InvalidArgumentError: `buffer_size` is negative, and not AUTOTUNE.
 
         >>> from replicax.data import Dataset
         >>> [batch.tolist() for batch in Dataset.range(4).batch(2).prefetch(1)]

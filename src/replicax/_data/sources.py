@@ -52,6 +52,9 @@ class Sources(Combined):
 
         The arrays are not copied: do not change them while the dataset is in use.
 
+        Raises:
+            InvalidArgumentError: there is no array, or their first dimensions differ.
+
         >>> from replicax.data import Dataset
         >>> list(Dataset.from_tensor_slices(np.arange(3, dtype=np.int32)).as_numpy_iterator())
         [np.int32(0), np.int32(1), np.int32(2)]

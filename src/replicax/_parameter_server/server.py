@@ -125,6 +125,10 @@ class Server:
     def create_local_server(config: object = None, start: bool = True) -> Server:
         """Returns the only server of a cluster of one task, at a free port of this machine.
 
+        Args:
+            config: accepted for compatibility.
+            start: whether it starts at once.
+
         >>> from replicax.coordinator import Server
         >>> Server.create_local_server(start=False).server_def.task_index
         0

@@ -288,6 +288,9 @@ class StrategyExtended(abc.ABC):
     def variable_created_in_scope(self, v: Tree) -> bool:
         """Returns whether the variable, or the one that it is a component of, was made in this strategy's scope.
 
+        Raises:
+            AttributeError: `v` is no variable.
+
         >>> import replicax as rx
         >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
         >>> strategy.extended.variable_created_in_scope(rx.Variable(1.0))
@@ -312,6 +315,9 @@ class StrategyExtended(abc.ABC):
 
     def read_var(self, v: Tree) -> Tree:
         """Returns the variable's value.
+
+        Raises:
+            TypeError: `v` is no variable.
 
         >>> import replicax as rx
         >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])

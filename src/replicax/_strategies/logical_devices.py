@@ -295,6 +295,10 @@ class LayoutMethods:
     def assign_to_device(self, tensor: Leaf, device: int) -> Leaf:
         """Returns the tensor, not split: the program is one for all devices of a replica, and each holds all of it.
 
+        Args:
+            tensor: as of `split_to_devices`.
+            device: the number of one of a replica's devices, from 0.
+
         Raises:
             ValueError: a replica has no device of that number.
 

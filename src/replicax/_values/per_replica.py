@@ -130,7 +130,7 @@ class PerReplica(errors.NotATensor, Value):
 
     @property
     def values(self) -> tuple[Leaf, ...]:
-        """The components of this process's replicas, in order.
+        """The components of this process's replicas, in order; `ValueError` where their numbers of rows are not known.
 
         >>> import replicax as rx
         >>> rx.PerReplica([1, 2]).values

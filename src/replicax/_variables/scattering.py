@@ -37,7 +37,7 @@ class Scattering:
     _put: Callable[[list[jax.Array]], None]
 
     def sparse_read(self, indices: Leaf, name: str | None = None) -> jax.Array:
-        """Returns the rows at `indices`.
+        """Returns the rows at `indices`, integers: an array `[*indices.shape, *shape[1:]]`.
 
         >>> import replicax as rx
         >>> rx.Variable([[1, 2], [3, 4], [5, 6]]).sparse_read([2, 0]).tolist()
@@ -73,6 +73,16 @@ class Scattering:
     def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
         """Adds rows to those at their indices.
 
+        Args:
+            sparse_delta: the rows, and their indices along axis 0. Rows at one index are all added.
+            use_locking, name: accepted for compatibility.
+
+        Returns:
+            The new value.
+
+        Raises:
+            TypeError: `sparse_delta` is no `IndexedSlices`, or the variable holds a pytree.
+
         >>> import jax.numpy as jnp, replicax as rx
         >>> rx.Variable([1, 2, 3]).scatter_add(rx.IndexedSlices(jnp.array([10, 20]), jnp.array([0, 2]))).tolist()
         [11, 2, 23]
@@ -80,7 +90,7 @@ class Scattering:
         return self._scatter("scatter_add", sparse_delta)
 
     def scatter_sub(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
-        """Subtracts rows from those at their indices.
+        """Subtracts rows from those at their indices; see `scatter_add`.
 
         >>> import jax.numpy as jnp, replicax as rx
         >>> rx.Variable([1, 2, 3]).scatter_sub(rx.IndexedSlices(jnp.array([10, 20]), jnp.array([0, 2]))).tolist()
@@ -89,7 +99,7 @@ class Scattering:
         return self._scatter("scatter_sub", sparse_delta)
 
     def scatter_mul(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
-        """Multiplies the rows at the indices.
+        """Multiplies the rows at the indices; see `scatter_add`.
 
         >>> import jax.numpy as jnp, replicax as rx
         >>> rx.Variable([1, 2, 3]).scatter_mul(rx.IndexedSlices(jnp.array([10, 20]), jnp.array([0, 2]))).tolist()
@@ -98,7 +108,7 @@ class Scattering:
         return self._scatter("scatter_mul", sparse_delta)
 
     def scatter_div(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
-        """Divides the rows at the indices.
+        """Divides the rows at the indices; see `scatter_add`.
 
         >>> import jax.numpy as jnp, replicax as rx
         >>> rx.Variable([1.0, 2.0]).scatter_div(rx.IndexedSlices(jnp.array([4.0]), jnp.array([1]))).tolist()
@@ -107,7 +117,7 @@ class Scattering:
         return self._scatter("scatter_div", sparse_delta)
 
     def scatter_update(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
-        """Replaces the rows at the indices.
+        """Replaces the rows at the indices; see `scatter_add`.
 
         >>> import jax.numpy as jnp, replicax as rx
         >>> rx.Variable([1, 2, 3]).scatter_update(rx.IndexedSlices(jnp.array([10, 20]), jnp.array([0, 2]))).tolist()
@@ -116,7 +126,7 @@ class Scattering:
         return self._scatter("scatter_update", sparse_delta)
 
     def scatter_max(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
-        """Replaces the rows at the indices by the larger of each two elements.
+        """Replaces the rows at the indices by the larger of each two elements; see `scatter_add`.
 
         >>> import jax.numpy as jnp, replicax as rx
         >>> rx.Variable([1, 2, 3]).scatter_max(rx.IndexedSlices(jnp.array([2, 2]), jnp.array([0, 2]))).tolist()
@@ -125,7 +135,7 @@ class Scattering:
         return self._scatter("scatter_max", sparse_delta)
 
     def scatter_min(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
-        """Replaces the rows at the indices by the smaller of each two elements.
+        """Replaces the rows at the indices by the smaller of each two elements; see `scatter_add`.
 
         >>> import jax.numpy as jnp, replicax as rx
         >>> rx.Variable([1, 2, 3]).scatter_min(rx.IndexedSlices(jnp.array([2, 2]), jnp.array([0, 2]))).tolist()
@@ -137,6 +147,13 @@ class Scattering:
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Tree:
         """Replaces elements along the last indexed axis, for each batch of indices.
+
+        Args:
+            sparse_delta: `indices` `[*batch, n]`, which count along the axis behind the batch's, and as many `values`.
+            use_locking, name: accepted for compatibility.
+
+        Returns:
+            The new value.
 
         >>> import jax.numpy as jnp, replicax as rx
         >>> slices = rx.IndexedSlices(jnp.array([[10], [20]]), jnp.array([[1], [0]]))
@@ -170,6 +187,13 @@ class Scattering:
     def scatter_nd_add(self, indices: Leaf, updates: Leaf, name: str | None = None) -> Tree:
         """Adds to the elements or slices at `indices`, whose last dimension counts through the first ones.
 
+        Args:
+            indices: `[..., k]` integers, of the first `k` axes.
+            updates: `[..., *shape[k:]]`.
+
+        Returns:
+            The new value.
+
         >>> import replicax as rx
         >>> rx.Variable([[1, 2], [3, 4]]).scatter_nd_add([[0, 1], [1, 0]], [10, 20]).tolist()
         [[1, 12], [23, 4]]
@@ -177,7 +201,7 @@ class Scattering:
         return self._scatter_nd(indices, updates, "add")
 
     def scatter_nd_sub(self, indices: Leaf, updates: Leaf, name: str | None = None) -> Tree:
-        """Subtracts from the elements or slices at `indices`.
+        """Subtracts from the elements or slices at `indices`; see `scatter_nd_add`.
 
         >>> import replicax as rx
         >>> rx.Variable([[1, 2], [3, 4]]).scatter_nd_sub([[0, 1], [1, 0]], [10, 20]).tolist()
@@ -186,7 +210,7 @@ class Scattering:
         return self._scatter_nd(indices, updates, "sub")
 
     def scatter_nd_update(self, indices: Leaf, updates: Leaf, name: str | None = None) -> Tree:
-        """Replaces the elements or slices at `indices`.
+        """Replaces the elements or slices at `indices`; see `scatter_nd_add`.
 
         >>> import replicax as rx
         >>> rx.Variable([[1, 2], [3, 4]]).scatter_nd_update([[0, 1], [1, 0]], [10, 20]).tolist()
