@@ -8,6 +8,8 @@ import importlib as _importlib
 import os as _os
 import typing as _typing
 
+from replicax._base.version import __version__ as __version__
+
 _os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads it when it is imported
 
 if "REPLICAX_VIRTUAL_DEVICES" in _os.environ:  # to be known before JAX starts, whoever starts it
@@ -18,8 +20,6 @@ if "REPLICAX_COMPILATION_CACHE" in _os.environ:
     from replicax._base import compilation_cache
 
     compilation_cache.configure_from_environment()
-
-__version__ = "0.1.0"
 
 if _typing.TYPE_CHECKING:
     from replicax._api import *  # noqa: F403

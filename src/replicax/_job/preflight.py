@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from replicax._base.errors import JobError
+from replicax._base.version import __version__
 from replicax._job import process_exit
 from replicax._job.channel import (
     LONGEST,
@@ -44,16 +45,6 @@ _MODE = "REPLICAX_PREFLIGHT"
 _MUST_AGREE = {"replicax": "replicax", "jax": "JAX", "python": "Python", "program": "the program"}
 
 
-def own_version() -> str:
-    """Returns the version of replicax, or "unknown" where it is not installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("replicax")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def about_me(job: Job) -> dict[str, Any]:
     """Returns what a process says of itself at the first contact."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -64,7 +55,7 @@ def about_me(job: Job) -> dict[str, Any]:
         "process_id": job.process_id,
         "tasks": [list(task) for task in job.tasks],
         "addresses": list(job.addresses),
-        "replicax": own_version(),
+        "replicax": __version__,
         "jax": jax.__version__,
         "python": platform.python_version(),
         "program": program,

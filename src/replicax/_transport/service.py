@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 
+from replicax._base.version import __version__
 from replicax._job.channel import interface, is_own, join_address, parse
-from replicax._job.preflight import own_version
 from replicax._transport import grpc_settings
 from replicax._transport.direct import Listener
 from replicax._transport.errors import described
@@ -40,7 +40,7 @@ def _key(address: str) -> str:
 def versions() -> dict[str, str]:
     """Returns what must be equal on both sides of a connection: Python too, since it reads pickled functions' code."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return {"replicax": own_version(), "jax": jax.__version__, "python": python}
+    return {"replicax": __version__, "jax": jax.__version__, "python": python}
 
 
 class Service:
