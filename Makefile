@@ -32,6 +32,7 @@ NEWEST := .venv-newest
 TENSORFLOW := .venv-tensorflow
 PLAN := .venv-plan
 DOCS := .venv-docs
+BUILD := .venv-dist
 
 PIP := -m pip --disable-pip-version-check install --quiet --quiet
 # Tests that run at a time: two more than two cores, since some wait for other processes more than they compute.
@@ -58,7 +59,7 @@ version_of = $(if $(1),$(shell $(1) -c 'import sys; print("%d.%d" % sys.version_
 VERSION := $(call version_of,$(PYTHON))
 VERSION_NEWEST := $(call version_of,$(PYTHON_NEWEST))
 
-.PHONY: help demo demo-workers test test-quick environments checked-environments test-python test-tpu-compiler test-newest tensorflow plan interpreters lint format docs docs-links bench clean
+.PHONY: help demo demo-workers test test-quick environments checked-environments test-python test-tpu-compiler test-newest tensorflow plan interpreters lint format docs docs-links bench dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -159,8 +160,12 @@ docs-links: $(DOCS)/.installed  ## ask for each address outside of the site that
 bench: $(TEST)/.installed  ## measure what a step costs
 	$(TEST)/bin/python benchmarks/step.py
 
+dist: interpreters $(BUILD)/.installed  ## build the sdist and the wheel, and check them on both ends
+	$(BUILD)/bin/python scripts/dist.py $(PYTHON)$(if $(filter 3.11,$(VERSION)),=$(JAX_OLDEST)) \
+	    $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(PYTHON_NEWEST))
+
 clean:  ## remove environments and what tools leave behind
-	rm -rf $(DEMO) $(TEST) $(NEWEST) $(TENSORFLOW) $(PLAN) $(DOCS) build dist .hypothesis .jax_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(DEMO) $(TEST) $(NEWEST) $(TENSORFLOW) $(PLAN) $(DOCS) $(BUILD) $(BUILD)-* build dist .hypothesis .jax_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # All at once, since they wait for the index and the disk; whoever needs one makes it again where that failed.
@@ -192,6 +197,11 @@ $(NEWEST)/.installed: pyproject.toml
 $(DOCS)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/python $(PIP) --editable '.[all,docs,examples]'
+	@touch $@
+
+$(BUILD)/.installed:
+	$(PYTHON) -m venv $(BUILD)
+	$(BUILD)/bin/python $(PIP) build twine 'readme_renderer[md]'
 	@touch $@
 
 $(TENSORFLOW)/.installed:

@@ -1,0 +1,92 @@
+"""Places a built documentation site into a checkout of the branch that is published.
+
+    python scripts/publish_docs.py build/site build/gh-pages --version 0.1.0 --url https://OWNER.github.io/NAME
+
+The branch has a folder for each version, `dev` for what is not released yet, `stable` with the newest release, the list
+`versions.json` that the site's version switcher reads, and an `index.html` that leads to `stable`. Committing and
+pushing is left to the caller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+from pathlib import Path
+
+_REDIRECT = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>replicax</title>
+<meta http-equiv="refresh" content="0; url={folder}/">
+<link rel="canonical" href="{folder}/">
+</head>
+<body><p>The documentation is <a href="{folder}/">here</a>.</p></body>
+</html>
+"""
+
+
+def publish(site: Path, branch: Path, version: str, url: str) -> None:
+    """Writes the folder of a version, and what depends on the set of versions.
+
+    Args:
+        site: the built site, which has an `index.html`.
+        branch: the checkout. It may be empty.
+        version: a version such as `0.1.0`, or `dev`.
+        url: the address of the published branch.
+
+    Raises:
+        ValueError: `site` is no site, or `version` is neither `dev` nor a version.
+    """
+    if not (site / "index.html").is_file():
+        raise ValueError(f"{site} has no index.html. Build the site first: make docs")
+    if version != "dev" and not _key(version):
+        raise ValueError(f"expected a version such as 0.1.0 or 0.2.0rc1, or dev, got {version!r}")
+    _replace(site, branch / version)
+    versions = sorted((folder.name for folder in branch.iterdir() if _key(folder.name)), key=_key, reverse=True)
+    final = [name for name in versions if name.replace(".", "").isdecimal()]
+    if final and final[0] == version:
+        _replace(site, branch / "stable")
+    names = [{"name": name, "version": name, "url": f"{url.rstrip('/')}/{name}/"} for name in versions]
+    if final:
+        names[versions.index(final[0])] |= {"name": f"{final[0]} (stable)", "preferred": True}
+    if (branch / "dev").is_dir():
+        names.insert(0, {"name": "dev", "version": "dev", "url": f"{url.rstrip('/')}/dev/"})
+    (branch / "versions.json").write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
+    newest = "stable" if final else names[0]["version"]
+    (branch / "index.html").write_text(_REDIRECT.format(folder=newest), encoding="utf-8")
+    (branch / ".nojekyll").touch()  # folders whose names begin with an underscore are published too
+
+
+def _key(version: str) -> tuple[int, int, int, bool, str, int] | None:
+    """Returns what versions are sorted by; None for a name that is no version."""
+    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)(?:(a|b|rc)(\d+))?", version)
+    if match is None:
+        return None
+    major, minor, patch, stage, number = match.groups()
+    return int(major), int(minor), int(patch), stage is None, stage or "", int(number or 0)
+
+
+def _replace(site: Path, folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    shutil.copytree(site, folder)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("site", type=Path, help="the built site")
+    parser.add_argument("branch", type=Path, help="a checkout of the branch that is published")
+    parser.add_argument("--version", required=True, help="a version such as 0.1.0, or dev")
+    parser.add_argument("--url", required=True, help="the address of the published site")
+    options = parser.parse_args(arguments)
+    try:
+        publish(options.site, options.branch, options.version, options.url)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()
