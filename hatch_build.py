@@ -40,13 +40,11 @@ def urls(home: str, docs: str, version: str) -> dict[str, str]:
     >>> sorted(urls("https://forge.example/rx", "", "1.0"))
     ['Changelog', 'Homepage', 'Issues', 'Source']
     >>> urls("", "https://rx.example", "1.1.dev0")
-    {'Homepage': 'https://rx.example', 'Documentation': 'https://rx.example/dev/'}
+    {'Homepage': 'https://rx.example', 'Documentation': 'https://rx.example'}
     >>> urls("", "", "1.0")
     {}
     """
-    found = {"Homepage": docs or home}
-    if docs:
-        found["Documentation"] = f"{docs}/{folder_of(version)}/"
+    found = {"Homepage": docs or home, "Documentation": docs}
     if home:
         changelog = f"{home}/blob/{tag_of(version)}/CHANGELOG.md"
         found |= {"Source": home, "Issues": f"{home}/issues", "Changelog": changelog}
@@ -66,7 +64,7 @@ def tag_of(version: str) -> str:
 # Code, which stays as it is; a picture, or a link, whose text may hold code and pictures; an attribute in HTML.
 _CODE = r"^```.*?^```|`[^`\n]+`"
 _PICTURE = r"!\[[^\]]*\]\((?P<picture>[^)\s]+)\)"
-_LINK = r"\[(?P<text>(?:!\[[^\]]*\]\([^)]*\)|[^\[\]])*)\]\((?P<link>[^)\s]+)\)"
+_LINK = r"\[(?P<text>(?:!\[[^\]]*\]\([^)]*\)|`[^`\n]+`|[^\[\]`])*)\]\((?P<link>[^)\s]+)\)"
 _ATTRIBUTE = r"\b(?P<name>href|src|srcset)=\"(?P<value>[^\"]*)\""
 _PARTS = re.compile(f"{_CODE}|{_PICTURE}|{_LINK}|{_ATTRIBUTE}", re.MULTILINE | re.DOTALL)
 

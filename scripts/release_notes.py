@@ -44,7 +44,9 @@ def notes(tag: str, root: Path = ROOT) -> str:
         raise ValueError(f"the tag is {tag}, and the version in {VERSION_FILE} is {own}: expected the tag v{own}")
     found = sections(root)
     if not found.get(own, ("", ""))[1]:
-        raise ValueError(f"CHANGELOG.md says nothing about {own}: add a section with the heading ## [{own}] - YYYY-MM-DD")
+        raise ValueError(
+            f"CHANGELOG.md says nothing about {own}: add a section with the heading ## [{own}] - YYYY-MM-DD"
+        )
     date, text = found[own]
     if not re.fullmatch(r"\d{4}-\d\d-\d\d", date):
         raise ValueError(f"the heading of {own} in CHANGELOG.md needs a date: ## [{own}] - YYYY-MM-DD")
