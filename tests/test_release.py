@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_repository import anchors
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -191,6 +192,17 @@ def test_every_link_of_the_readme_leads_to_a_file(place):
             continue
         found += 1
     assert bool(found) == bool(place["home"])
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in ROOT.glob("*.md")))
+def test_links_of_the_pages_at_the_top_lead_to_files_and_sections(name):
+    text = re.sub(r"^```.*?^```|`[^`\n]+`", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.M | re.S)
+    for address in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = address.partition("#")
+        if not path.startswith("https://"):
+            page = ROOT / (path or name)
+            assert page.exists(), f"there is no {path}"
+            assert not anchor or anchor in anchors(page), f"{path} has no section {anchor}"
 
 
 def test_the_package_has_the_links_that_the_environment_says(monkeypatch):
