@@ -347,8 +347,11 @@ def test_gce_groups_may_be_empty_or_absent(service, compute):
 def test_gce_needs_its_library_or_a_service(monkeypatch):
     """Fact 128."""
     monkeypatch.setitem(__import__("sys").modules, "googleapiclient", None)
-    with pytest.raises(ImportError, match="^googleapiclient must be installed before using the GCE cluster resolver$"):
+    message = "googleapiclient must be installed before using the GCE cluster resolver"
+    with pytest.raises(ImportError) as raised:
         GCEClusterResolver("p", "z", "g", 80)
+    assert str(raised.value) == message
+    assert raised.value.__notes__ == ["Install it: pip install google-api-python-client (replicax's extra 'gce')"]
     GCEClusterResolver("p", "z", "g", 80, service=object())
 
 

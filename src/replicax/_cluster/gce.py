@@ -7,6 +7,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from replicax._base import doc_pages
 from replicax._base.messages import received
 from replicax._cluster.explain import Explanation
 from replicax._cluster.resolver import TaskClusterResolver
@@ -43,7 +44,9 @@ def client(name: str, version: str, credentials: Any, needed_by: str, **options:
     try:
         from googleapiclient import discovery
     except ImportError as error:
-        raise ImportError(f"googleapiclient must be installed before using the {needed_by}") from error
+        missing = ImportError(f"googleapiclient must be installed before using the {needed_by}")
+        missing.add_note(f"Install it: {doc_pages.install('gce')}")  # the message itself is TensorFlow's
+        raise missing from error
     chosen = {} if credentials in (None, "default") else {"credentials": credentials}
     if chosen and not (hasattr(credentials, "before_request") or hasattr(credentials, "authorize")):
         raise TypeError(
