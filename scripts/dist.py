@@ -32,9 +32,9 @@ DIST = ROOT / "dist"
 NOT_IN_SDIST = (".ci/", ".github/")
 
 # Programs that need an extra, and say how to install it where it is missing. Programs import Optax and Flax themselves.
-TF = "import replicax.tf as tf; "
+TF = "import replicax.tf as tf\n"
 NEEDS = {
-    "autograph": "import replicax as rx; rx.function(lambda x: 1 if x > 0 else 2, autograph=True)(1.0)",
+    "autograph": "import jax, replicax as rx; rx.function(lambda x: 1 if x else 2, autograph=True)(jax.numpy.ones(()))",
     "checkpoint": "import replicax as rx; rx.train.Checkpoint(v=rx.Variable(1.0)).save('checkpoint')",
     "data": TF + "tf.train.Example()",
     "gce": "import replicax as rx; rx.cluster_resolver.GCEClusterResolver('p', 'z', 'g', 1).cluster_spec()",
@@ -44,7 +44,7 @@ NEEDS = {
     "kubernetes": "import replicax as rx; rx.cluster_resolver.KubernetesClusterResolver().cluster_spec()",
     "plan": "import jax, replicax as rx; rx.plan(jax.jit(lambda x: x), 1.0, topology='cpu:2')",
     "ps": "import replicax as rx; rx.experimental.rpc.Server.create('grpc', 'localhost:0').start()",
-    "summary": TF + "tf.summary.create_file_writer('s').as_default().__enter__(); tf.summary.scalar('a', 1.0, step=0)",
+    "summary": TF + "with tf.summary.create_file_writer('s').as_default(): tf.summary.scalar('a', 1.0, step=0)",
 }
 
 
