@@ -1,6 +1,6 @@
 """Places a built documentation site into a checkout of the branch that is published.
 
-    python scripts/publish_docs.py build/site build/gh-pages --version 0.1.0 --url https://OWNER.github.io/NAME
+    python scripts/publish_docs.py build/site build/gh-pages --version 0.1.0
 
 The branch has a folder for each version, `dev` for what is not released yet, `stable` with the newest release, the list
 `versions.json` that the site's version switcher reads, and an `index.html` that leads to `stable`. Committing and
@@ -28,14 +28,13 @@ _REDIRECT = """<!doctype html>
 """
 
 
-def publish(site: Path, branch: Path, version: str, url: str) -> None:
+def publish(site: Path, branch: Path, version: str) -> None:
     """Writes the folder of a version, and what depends on the set of versions.
 
     Args:
         site: the built site, which has an `index.html`.
         branch: the checkout. It may be empty.
         version: a version such as `0.1.0`, or `dev`.
-        url: the address of the published branch.
 
     Raises:
         ValueError: `site` is no site, or `version` is neither `dev` nor a version.
@@ -49,14 +48,14 @@ def publish(site: Path, branch: Path, version: str, url: str) -> None:
     final = [name for name in versions if name.replace(".", "").isdecimal()]
     if final and final[0] == version:
         _replace(site, branch / "stable")
-    names = [{"name": name, "version": name, "url": f"{url.rstrip('/')}/{name}/"} for name in versions]
-    if final:
-        names[versions.index(final[0])] |= {"name": f"{final[0]} (stable)", "preferred": True}
-    if (branch / "dev").is_dir():
-        names.insert(0, {"name": "dev", "version": "dev", "url": f"{url.rstrip('/')}/dev/"})
-    (branch / "versions.json").write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
-    newest = "stable" if final else names[0]["version"]
-    (branch / "index.html").write_text(_REDIRECT.format(folder=newest), encoding="utf-8")
+    # Names and folders, in the order of the switcher.
+    listed = {"dev": "dev"} if (branch / "dev").is_dir() else {}
+    listed |= {f"stable ({final[0]})": "stable"} if final else {}
+    listed |= {name: name for name in versions}
+    entries = [{"name": name, "version": folder} for name, folder in listed.items()]
+    (branch / "versions.json").write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+    first = "stable" if final else entries[0]["version"]
+    (branch / "index.html").write_text(_REDIRECT.format(folder=first), encoding="utf-8")
     (branch / ".nojekyll").touch()  # folders whose names begin with an underscore are published too
 
 
@@ -80,10 +79,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("site", type=Path, help="the built site")
     parser.add_argument("branch", type=Path, help="a checkout of the branch that is published")
     parser.add_argument("--version", required=True, help="a version such as 0.1.0, or dev")
-    parser.add_argument("--url", required=True, help="the address of the published site")
     options = parser.parse_args(arguments)
     try:
-        publish(options.site, options.branch, options.version, options.url)
+        publish(options.site, options.branch, options.version)
     except ValueError as error:
         parser.error(str(error))
 
