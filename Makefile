@@ -111,8 +111,7 @@ ifneq ($(filter-out $(VERSION),$(VERSION_NEWEST)),)
 # shared tests in several workers.
 OF_THE_OLDEST := job cluster data input checkpoint launch tf transport rpc benchmark test_layers.py \
     test_architecture.py test_release.py test_repository.py plan/test_tpu_compiler.py base/test_atomic_files.py \
-    base/test_devices.py \
-    base/test_messages.py \
+    base/test_devices.py base/test_messages.py \
     engine/test_eager.py strategies/test_deprecated.py integrations/test_keras_parameter_servers.py \
     $(patsubst %,parameter_server/test_%.py,faults bytes several_servers evaluators_and_checkpoints) \
     $(patsubst %,conformance/test_%.py,against_tensorflow data_against_tensorflow programs_against_tensorflow \
