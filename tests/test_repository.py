@@ -10,6 +10,7 @@ import importlib
 import inspect
 import json
 import re
+import sys
 import tomllib
 import types
 from collections.abc import Iterator
