@@ -57,7 +57,8 @@ def _site() -> str | None:
     for entry in metadata.get_all("Project-URL") or ():
         label, _, address = entry.partition(",")
         if label.strip() == "Documentation":
-            return f"{address.strip().rstrip('/')}/{metadata['Version']}"
+            version = metadata["Version"]
+            return f"{address.strip().rstrip('/')}/{'dev' if 'dev' in version else version}"
     return None
 
 
