@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from replicax._plan import compiler, hlo, operations
+from replicax._benchmark import hlo_collectives as hlo
+from replicax._plan import compiler, operations
 from replicax._plan.chips import CHIPS, parse
 from replicax._plan.report import Inputs, report
 from replicax._plan.table import text

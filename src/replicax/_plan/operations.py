@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from replicax._plan.hlo_module import Instruction, Module, called_by, rounds_of
+from replicax._benchmark.hlo_module import Instruction, Module, called_by, rounds_of
 
 
 def of_further_rounds(text: str) -> float:

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from replicax._plan import hlo, operations
+from replicax._benchmark import hlo_collectives
+from replicax._benchmark.hlo_collectives import Collective
+from replicax._plan import operations
 from replicax._plan.chips import Topology
-from replicax._plan.hlo import Collective
 
 # XLA's errors, which name either all that a program needs or its temporaries alone.
 _OUT_OF_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", re.I)
@@ -144,7 +145,7 @@ def report(topology: Topology, replicas: int, inputs: Inputs, measured: Mapping[
         temporaries=sizes["temporaries"],
         code=sizes["code"],
     )
-    found = tuple(hlo.collectives(measured["text"], topology.size))
+    found = tuple(hlo_collectives.collectives(measured["text"], topology.size))
     flops = measured["flops"] + operations.of_further_rounds(measured["text"])
     return TopologyPlan(
         topology.name, replicas, memory, memory.total, available, found, flops, measured["bytes"],

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from replicax._benchmark.hlo import KINDS, bytes_of
-from replicax._plan.hlo_module import Instruction, Module, called_by, rounds_of
+from replicax._benchmark.hlo_module import Instruction, Module, called_by, rounds_of
 
 _COMPUTES = {"fusion", "dot", "convolution", "reduce", "reduce-window", "scatter", "gather", "sort", "while", "call"}
 
