@@ -32,6 +32,7 @@ PACKAGES = (
     "_optim",
     "_saved_model",
     "_benchmark",
+    "_placement",
     "_integrations",
     "_strategies",
     "_plan",

@@ -45,6 +45,8 @@ from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.iterator import DistributedIterator
 from replicax._optim.accumulate_gradients import accumulate_gradients
 from replicax._optim.optimizer import Optimizer
+from replicax._placement.placement import Placement
+from replicax._placement.step import show
 from replicax._plan.api import plan
 from replicax._plan.plans import Plan
 from replicax._strategies.default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
@@ -104,6 +106,7 @@ __all__ = [
     "ParameterServerStrategy",
     "PerReplica",
     "PerReplicaSpec",
+    "Placement",
     "Plan",
     "ReduceOp",
     "ReductionToOneDevice",
@@ -137,6 +140,7 @@ __all__ = [
     "name_scope",
     "plan",
     "profile",
+    "show",
     "tpu",
     "train",
     "variable_creator_scope",

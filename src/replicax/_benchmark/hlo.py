@@ -37,9 +37,18 @@ def collectives(text: str) -> list[Collective]:
     """Returns the collectives of a program, given by `compiled.as_text()`; one in a loop counts once."""
     found = []
     for instruction in _INSTRUCTION.finditer(text):
-        arrays = tuple((array["dtype"], _shape_of(array)) for array in _ARRAY.finditer(instruction["type"]))
-        found.append(Collective(instruction["kind"], arrays, bytes_of(instruction["type"])))
+        kind = instruction["type"]
+        found.append(Collective(instruction["kind"], arrays_of(kind), bytes_of(kind)))
     return found
+
+
+def arrays_of(type_text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Returns the dtype and the shape of an array, or of all arrays of a tuple, by its type in HLO.
+
+    >>> arrays_of("(f32[8,4]{1,0}, pred[])")
+    (('f32', (8, 4)), ('pred', ()))
+    """
+    return tuple((array["dtype"], _shape_of(array)) for array in _ARRAY.finditer(type_text))
 
 
 def bytes_of(type_text: str) -> int:

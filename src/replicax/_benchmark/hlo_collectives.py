@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from replicax._benchmark.hlo import KINDS, bytes_of
+import numpy as np
+
+from replicax._benchmark.hlo import KINDS, arrays_of, bytes_of
 from replicax._benchmark.hlo_module import Instruction, Module, called_by, rounds_of
 
 _COMPUTES = {"fusion", "dot", "convolution", "reduce", "reduce-window", "scatter", "gather", "sort", "while", "call"}
@@ -24,6 +26,9 @@ class Collective:
         overlaps: whether other operations run between its start and its end.
         times: how often it runs in a step, as far as the program's loops say how often they run.
         source: the operation of the user's program that it belongs to, empty where the compiler does not say.
+        arrays: the dtype, in XLA's short form, and the shape of each array that comes out of it on one device.
+        groups: the numbers of the devices that take part together. For a collective-permute, the pairs of a device
+            that sends and one that receives.
     """
 
     kind: str
@@ -32,6 +37,8 @@ class Collective:
     overlaps: bool
     times: int = 1
     source: str = ""
+    arrays: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
 
     @property
     def sent(self) -> float:
@@ -58,7 +65,7 @@ def _of_computation(module: Module, name: str, devices: int, times: int) -> Iter
         if kind in KINDS:
             end = place if kind == one.opcode else _place_of_done(instructions, place)
             overlaps = _computes(instructions[place + 1 : end])
-            yield _collective(one, kind, bytes_of(instructions[end].shape), devices, overlaps, times)
+            yield _collective(one, kind, instructions[end].shape, devices, overlaps, times)
         elif one.opcode in ("fusion", "async-start"):
             yield from _of_called(module, instructions, place, devices, times)
         elif one.opcode == "while":
@@ -93,7 +100,7 @@ def _of_called(
         return
     for x in own:
         kind = x.opcode.removesuffix("-start")
-        yield _collective(x, kind, bytes_of(x.shape), devices, overlaps, times)
+        yield _collective(x, kind, x.shape, devices, overlaps, times)
 
 
 def _target(instruction: Instruction) -> str:
@@ -140,20 +147,39 @@ def _computes(between: list[Instruction]) -> bool:
     return any(one.opcode in _COMPUTES for one in between)
 
 
-def _collective(one: Instruction, kind: str, size: int, devices: int, overlaps: bool, times: int) -> Collective:
-    group = _group_size(one.text, devices)
+def _collective(one: Instruction, kind: str, shape: str, devices: int, overlaps: bool, times: int) -> Collective:
+    groups, size = groups_of(one.text, devices), bytes_of(shape)
     source = re.search(r'op_name="([^"]*)"', one.text)
-    whole = size * group if kind == "reduce-scatter" else size
-    return Collective(kind, whole, group, overlaps, times, source[1] if source else "")
+    among = devices if kind == "collective-permute" else len(groups[0])
+    whole = size * among if kind == "reduce-scatter" else size
+    return Collective(kind, whole, among, overlaps, times, source[1] if source else "", arrays_of(shape), groups)
 
 
-def _group_size(text: str, devices: int) -> int:
-    """Returns the number of devices in a group, as one of the three ways to write groups says."""
-    if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", text):
-        return listed[1].count(",") + 1
-    if tiled := re.search(r"replica_groups=\[\d+,(\d+)\]", text):
-        return int(tiled[1])
+def groups_of(text: str, devices: int) -> tuple[tuple[int, ...], ...]:
+    """Returns the devices that take part together in a collective, in whichever way its text says it.
+
+    >>> groups_of("replica_groups={{0,2},{1,3}}", 4)
+    ((0, 2), (1, 3))
+    >>> groups_of("replica_groups=[2,2]<=[4]", 4)
+    ((0, 1), (2, 3))
+    >>> groups_of("replica_groups=[2,2]<=[2,2]T(1,0)", 4)
+    ((0, 2), (1, 3))
+    >>> groups_of("replica_groups=mesh['replica'=2,'model'=2] {'replica'}", 4)
+    ((0, 2), (1, 3))
+    >>> groups_of("replica_groups={}", 3)
+    ((0, 1, 2),)
+    """
+    if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}", text):
+        return tuple(tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", listed[1]))
+    if tiled := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
+        numbers = np.arange(devices).reshape([int(size) for size in tiled[3].split(",")])
+        if tiled[4]:
+            numbers = numbers.transpose([int(axis) for axis in tiled[4].split(",")])
+        return tuple(map(tuple, numbers.reshape(int(tiled[1]), int(tiled[2])).tolist()))
     if named := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", text):
-        sizes = dict(re.findall(r"'([^']+)'=(\d+)", named[1]))
-        return math.prod(int(sizes[axis]) for axis in re.findall(r"'([^']+)'", named[2]) if axis in sizes)
-    return devices
+        sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", named[1])}
+        inside = [axis for axis in re.findall(r"'([^']+)'", named[2]) if axis in sizes]
+        order = [list(sizes).index(axis) for axis in [*(axis for axis in sizes if axis not in inside), *inside]]
+        numbers = np.arange(math.prod(sizes.values())).reshape(list(sizes.values())).transpose(order)
+        return tuple(map(tuple, numbers.reshape(-1, math.prod(sizes[axis] for axis in inside)).tolist()))
+    return (tuple(range(devices)),)

@@ -24,6 +24,7 @@ from replicax._base.types import (
 from replicax._benchmark.report import Benchmark
 from replicax._data import calls
 from replicax._engine.function import is_function
+from replicax._placement.placement import Placement
 from replicax._strategies.deprecated import OlderMethods
 from replicax._strategies.extended import StrategyExtended
 from replicax._strategies.logical_devices import LayoutMethods
@@ -352,6 +353,47 @@ class Strategy(LayoutMethods, OlderMethods):
         from replicax._benchmark import measure  # which few programs need
 
         return measure.benchmark(self, step, batch, rounds, steps)
+
+    @tracebacks.boundary
+    def visualize(self, value: Tree) -> Placement:
+        """Shows which part of which array lies on which device, and the bytes on each device.
+
+        Nothing is copied or computed. In a job of several workers each of them sees its own devices, and the bytes of
+        all.
+
+        Args:
+            value: an array, a `PerReplica` or `Mirrored` value, a variable, a model of Flax NNX or Keras, an optimizer,
+                or a structure of these.
+
+        Returns:
+            A `Placement`: `print` shows a table, a notebook shows a picture, `save` writes one to a file.
+
+        Raises:
+            RuntimeError: not in cross-replica context.
+            InvalidArgumentError: a ValueError. There is no array in the value, or one that is traced or deleted.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_variables=lambda shape, dtype: [2])
+        >>> with strategy.scope():
+        ...     table = rx.Variable(jnp.zeros((1000, 8)), name="table")
+        >>> placement = strategy.visualize(table)
+        >>> print(placement)
+        MirroredStrategy, 2 replicas
+        <BLANKLINE>
+                                 GPU:0      GPU:1
+                                 replica 0  replica 1
+        ---------------------------------------------
+        table  float32[1000, 8]  [0:500]    [500:1000]
+        ---------------------------------------------
+        bytes                    15.62 KiB  15.62 KiB
+        <BLANKLINE>
+        31.25 KiB on all devices together
+        >>> placement["table"].parts["GPU:1"].index, placement.bytes
+        ((slice(500, 1000, None), slice(0, 8, None)), {'GPU:0': 16000, 'GPU:1': 16000})
+        """
+        from replicax._placement import visualize  # which few programs need
+
+        return visualize.visualize(self, value)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._extended._device_text()})"

@@ -1,0 +1,187 @@
+"""Arrays and their parts on devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+from replicax._base import devices as _devices
+from replicax._base.errors import InvalidArgumentError
+from replicax._values import ReplicaMesh
+
+HOST = "host"  # the place of what lies in the host's memory
+Index: TypeAlias = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Something that holds arrays: a device, the host's memory, or a parameter server.
+
+    Attributes:
+        name: such as "GPU:0", "host" or "server 0".
+        replica: the number of the replica that the device belongs to; None for other places.
+    """
+
+    name: str
+    replica: int | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one device holds of an array.
+
+    Attributes:
+        index: which part of the array it is, a slice for each dimension. None if it is no part of one array: each
+            replica has a value of its own.
+        bytes: the memory that it takes.
+        flat: whether the index, of one slice, counts the elements of the flattened array.
+    """
+
+    index: Index | None
+    bytes: int
+    flat: bool = False
+
+
+@dataclass(frozen=True)
+class PlacedArray:
+    """An array, and its parts on the devices of this process.
+
+    Attributes:
+        name: the variable's name or the path in the structure.
+        dtype: its name.
+        shape: of the whole array. For a `PerReplica` value, of its components concatenated along axis 0.
+        parts: the part that each device has, by the device's name.
+        elsewhere: the bytes on the devices of other processes.
+        group: "input" or "variable", of a step; empty otherwise.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    parts: Mapping[str, Part]
+    elsewhere: int = 0
+    group: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """The bytes on the devices of this process."""
+        return sum(part.bytes for part in self.parts.values())
+
+    @property
+    def type(self) -> str:
+        """The dtype and the shape, such as "float32[784, 256]"."""
+        return f"{self.dtype}{list(self.shape)}"
+
+    def text(self, place: str) -> str:
+        """Returns which part of the array a device has, as text: "whole", "own", "-" or an index."""
+        part = self.parts.get(place)
+        if part is None:
+            return "-"
+        if part.index is None:
+            return "own"
+        whole = (math.prod(self.shape),) if part.flat else self.shape
+        ranges = [
+            ":" if (one.start, one.stop) == (0, size) else f"{one.start}:{one.stop}"
+            for one, size in zip(part.index, whole)
+        ]
+        while ranges and ranges[-1] == ":":
+            ranges.pop()
+        return f"{'flat' if part.flat else ''}[{', '.join(ranges)}]" if ranges else "whole"
+
+
+@dataclass(frozen=True)
+class Places:
+    """The devices of a strategy in order, with names for all devices of all processes."""
+
+    mesh: ReplicaMesh | None
+    _names: dict[jax.Device, str] = field(default_factory=dict)
+
+    def name(self, device: jax.Device) -> str:
+        """Returns a device's short name; with its process in front of it if that is another one."""
+        if not self._names:
+            table = _devices.device_table()
+            self._names.update({device: name for name, device in table.items()})
+        if device not in self._names:
+            kind = _devices.short_name(device).partition(":")[0]
+            same = [other for other in jax.devices() if other.process_index == device.process_index]
+            self._names[device] = f"process {device.process_index} {kind}:{same.index(device)}"
+        return self._names[device]
+
+    def of_replica(self, replica: int) -> Sequence[jax.Device]:
+        """Returns the devices of one replica."""
+        assert self.mesh is not None
+        return self.mesh.logical_devices[replica]
+
+    def here(self) -> list[Place]:
+        """Returns this process's devices of the strategy."""
+        if self.mesh is None:
+            return []
+        pairs = ((i, device) for i in self.mesh.local_ids for device in self.of_replica(i))
+        return [Place(self.name(device), i) for i, device in pairs]
+
+    def with_others(self, arrays: Sequence[PlacedArray]) -> tuple[Place, ...]:
+        """Returns this process's devices of the strategy, and behind them the other places that hold parts."""
+        found = {place.name: place for place in self.here()}
+        for array in arrays:
+            for name in array.parts:
+                found.setdefault(name, Place(name))
+        return tuple(found.values())
+
+
+def laid_out(name: str, shape: Sequence[int], dtype: np.dtype, sharding: Sharding, places: Places) -> PlacedArray:
+    """Returns an array of this shape, dtype and sharding."""
+    process, elsewhere = jax.process_index(), 0
+    parts: dict[str, Part] = {}
+    device: jax.Device
+    for device, index in sharding.devices_indices_map(tuple(shape)).items():
+        ranges = tuple(slice(*each.indices(size)[:2]) for each, size in zip(index, shape))
+        count = math.prod(each.stop - each.start for each in ranges) * dtype.itemsize
+        if device.process_index != process:
+            elsewhere += count
+        elif _is_of_host(sharding, device):
+            parts[HOST] = _both(parts.get(HOST), Part(ranges, count))
+        else:
+            parts[places.name(device)] = Part(ranges, count)
+    return PlacedArray(name, str(dtype), tuple(shape), parts, elsewhere)
+
+
+def of_array(name: str, array: jax.Array | np.ndarray, places: Places) -> PlacedArray:
+    """Returns an array of JAX, or one of NumPy, which lies in the host's memory.
+
+    Raises:
+        InvalidArgumentError: the array is a tracer or has been deleted.
+    """
+    if isinstance(array, jax.core.Tracer):
+        raise InvalidArgumentError(
+            f"{name} has no place yet: it is an array of a function that is being traced. Call `visualize` outside of "
+            "`rx.function`, `jax.jit` and other transformations."
+        )
+    if not isinstance(array, jax.Array):
+        whole = tuple(slice(0, size) for size in array.shape)
+        return PlacedArray(name, str(array.dtype), array.shape, {HOST: Part(whole, array.nbytes)})
+    if array.is_deleted():
+        raise InvalidArgumentError(
+            f"The array {name} has been deleted: a compiled function took it over. Pass the array that the function "
+            "returned in its place."
+        )
+    return laid_out(name, array.shape, array.dtype, array.sharding, places)
+
+
+def _is_of_host(sharding: Sharding, device: jax.Device) -> bool:
+    kind = sharding.memory_kind
+    return kind is not None and kind != device.default_memory().kind and kind.endswith("host")
+
+
+def _both(one: Part | None, other: Part) -> Part:
+    """Returns two parts that lie in the same place as one."""
+    if one is None or one.index is None or other.index is None:
+        return other
+    pairs = zip(one.index, other.index)
+    hull = tuple(slice(min(x.start, y.start), max(x.stop, y.stop)) for x, y in pairs)
+    return Part(hull, one.bytes + other.bytes)

@@ -1,0 +1,261 @@
+"""Drawings of rectangles, lines and texts: as SVG, which needs no library, or through matplotlib.
+
+Colours have names, for each of which there is one on light pages and one on dark pages.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from replicax._base import doc_pages
+from replicax._base.errors import InvalidArgumentError
+
+# On light and on dark pages.
+COLOURS = {
+    "page": ("#ffffff", "#0d1117"),
+    "card": ("#f3f5f8", "#1a212b"),
+    "edge": ("#8c959f", "#6e7681"),
+    "faint": ("#d0d7de", "#30363d"),
+    "ink": ("#1f2328", "#e6edf3"),
+    "muted": ("#57606a", "#9ba5b0"),
+    "blue": ("#2f6fd6", "#5b9bff"),
+    "orange": ("#d9730d", "#f0993e"),
+    "teal": ("#0f8a7e", "#3cc2b4"),
+    "pink": ("#c2408a", "#ef7fb8"),
+    "yellow": ("#a67c00", "#dcb63c"),
+    "purple": ("#7a52c7", "#ab8bf0"),
+    "green": ("#3d8c35", "#6cc463"),
+    "red": ("#c93c37", "#f47067"),
+}
+HUES = ("blue", "orange", "teal", "pink", "yellow", "purple", "green", "red")
+# The width of a letter against the size of the font, for the fonts that browsers take.
+_WIDE = {False: 0.56, True: 0.61}
+
+
+def width_of(text: str, size: float, mono: bool = False) -> float:
+    """Returns about how wide a text is."""
+    return len(text) * size * _WIDE[mono]
+
+
+def shortened(text: str, most: int) -> str:
+    """Returns a text of so many letters at the most, without its middle if it is longer.
+
+    >>> shortened("encoder/layers/0/attention/kernel", 16)
+    'encoder/…/kernel'
+    """
+    if len(text) <= most:
+        return text
+    keep = most - 1
+    return f"{text[: (keep + 1) // 2]}…{text[len(text) - keep // 2 :]}"
+
+
+@dataclass(frozen=True)
+class Rect:
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: str | None = None
+    stroke: str | None = None
+    radius: float = 0
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    points: Sequence[tuple[float, float]]
+    stroke: str = "edge"
+    width: float = 1.5
+    arrow: bool = False
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Circle:
+    x: float
+    y: float
+    radius: float
+    fill: str
+
+
+@dataclass(frozen=True)
+class Text:
+    x: float
+    y: float
+    text: str
+    size: float = 12
+    anchor: str = "start"
+    fill: str = "ink"
+    bold: bool = False
+    mono: bool = False
+
+
+Shape: TypeAlias = Rect | Line | Circle | Text
+
+
+class Drawing:
+    """Shapes, with a title and a description for those who cannot see them.
+
+    Args:
+        title: what it is, in a few words.
+        description: what there is to see.
+
+    Attributes:
+        shapes: they are drawn in this order.
+        width, height: the size.
+    """
+
+    def __init__(self, title: str, description: str, width: float = 0, height: float = 0):
+        self.title, self.description, self.width, self.height = title, description, width, height
+        self.shapes: list[Shape] = []
+
+    def add(self, *shapes: Shape) -> None:
+        """Adds shapes on top of those that are there."""
+        self.shapes += shapes
+
+    def svg(self) -> str:
+        """Returns the drawing in the format SVG."""
+        size = f'width="{_n(self.width)}" height="{_n(self.height)}" viewBox="0 0 {_n(self.width)} {_n(self.height)}"'
+        style = (
+            'style="max-width: 100%; height: auto" font-family="-apple-system, Segoe UI, Helvetica, Arial, sans-serif"'
+        )
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" class="replicax" role="img" {size} {style}>'
+        words = [f"<title>{escape(self.title)}</title>", f"<desc>{escape(self.description)}</desc>"]
+        page = Rect(0, 0, self.width, self.height, fill="page", radius=6)
+        body = [_svg(shape) for shape in [page, *self.shapes]]
+        return "\n".join([head, *words, f"<style>{_style(self.shapes)}</style>", *body, "</svg>"])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the drawing to a file, in the format that its ending names.
+
+        Raises:
+            InvalidArgumentError: there is no such format, or no such folder.
+            ImportError: the format needs matplotlib, which is not installed.
+        """
+        kind = Path(path).suffix.removeprefix(".").lower()
+        if not Path(path).parent.is_dir():
+            raise InvalidArgumentError(f"There is no folder {Path(path).parent} to write {Path(path).name} to.")
+        if kind == "svg":
+            Path(path).write_text(self.svg() + "\n", encoding="utf-8")
+            return
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ImportError(
+                f"A picture with the ending {Path(path).suffix!r} needs matplotlib: {doc_pages.install('plan')}. One "
+                "with the ending '.svg' needs no library."
+            )
+        from matplotlib.figure import Figure
+
+        known = Figure().canvas.get_supported_filetypes()
+        if kind not in known:
+            raise InvalidArgumentError(
+                f"A picture cannot have the ending {Path(path).suffix!r}. Use '.svg', or one of {', '.join(known)}."
+            )
+        self._figure().savefig(path, dpi=144)
+
+    def _figure(self) -> Any:
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(self.width / 72, self.height / 72), facecolor=_light("page"))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_xlim(0, self.width)
+        axes.set_ylim(self.height, 0)
+        axes.set_axis_off()
+        for shape in self.shapes:
+            _plot(axes, shape)
+        return figure
+
+
+def _n(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")
+
+
+def _light(name: str | None) -> str:
+    return COLOURS[name][0] if name else "none"
+
+
+def _style(shapes: Sequence[Shape]) -> str:
+    """Returns the rules of the colours that are used: those of light pages, and of dark ones where these are wanted."""
+    used = {"page"}
+    for shape in shapes:
+        used |= {name for name in (getattr(shape, "fill", None), getattr(shape, "stroke", None)) if name}
+
+    def rules(number: int) -> str:
+        names = [name for name in COLOURS if name in used]
+        return "".join(
+            f".replicax .f-{name}{{fill:{COLOURS[name][number]}}}.replicax .s-{name}{{stroke:{COLOURS[name][number]}}}"
+            for name in names
+        )
+
+    return f"{rules(0)}@media (prefers-color-scheme: dark){{{rules(1)}}}"
+
+
+def _classes(fill: str | None, stroke: str | None) -> str:
+    names = [f"f-{fill}"] if fill else []
+    names += [f"s-{stroke}"] if stroke else []
+    none = ' fill="none"' if not fill else ""
+    return f'class="{" ".join(names)}"{none}' if names else 'fill="none"'
+
+
+def _svg(shape: Shape) -> str:
+    if isinstance(shape, Rect):
+        place = f'x="{_n(shape.x)}" y="{_n(shape.y)}" width="{_n(shape.width)}" height="{_n(shape.height)}"'
+        more = (f' rx="{_n(shape.radius)}"' if shape.radius else "") + (' stroke-dasharray="4 3"' * shape.dashed)
+        return f"<rect {place}{more} {_classes(shape.fill, shape.stroke)}/>"
+    if isinstance(shape, Circle):
+        return f'<circle cx="{_n(shape.x)}" cy="{_n(shape.y)}" r="{_n(shape.radius)}" {_classes(shape.fill, None)}/>'
+    if isinstance(shape, Line):
+        points = " ".join(f"{_n(x)},{_n(y)}" for x, y in shape.points)
+        more = ' stroke-dasharray="4 3"' * shape.dashed
+        line = f'<polyline points="{points}" stroke-width="{_n(shape.width)}"{more} {_classes(None, shape.stroke)}/>'
+        if not shape.arrow:
+            return line
+        head = " ".join(f"{_n(x)},{_n(y)}" for x, y in _arrow_head(shape))
+        return f'{line}<polygon points="{head}" {_classes(shape.stroke, None)}/>'
+    weight = ' font-weight="600"' if shape.bold else ""
+    family = ' font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"' if shape.mono else ""
+    anchor = f' text-anchor="{shape.anchor}"' if shape.anchor != "start" else ""
+    place = f'x="{_n(shape.x)}" y="{_n(shape.y)}" font-size="{_n(shape.size)}"'
+    return f"<text {place}{anchor}{weight}{family} {_classes(shape.fill, None)}>{escape(shape.text)}</text>"
+
+
+def _arrow_head(line: Line) -> list[tuple[float, float]]:
+    (x0, y0), (x1, y1) = line.points[-2:]
+    length = ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5 or 1.0
+    dx, dy, long, wide = (x1 - x0) / length, (y1 - y0) / length, 8.0, 4.0
+    back = x1 - dx * long, y1 - dy * long
+    end = x1 + dx, y1 + dy
+    return [end, (back[0] - dy * wide, back[1] + dx * wide), (back[0] + dy * wide, back[1] - dx * wide)]
+
+
+def _plot(axes: Any, shape: Shape) -> None:
+    from matplotlib.patches import Circle as Disc
+    from matplotlib.patches import FancyBboxPatch, Polygon
+
+    if isinstance(shape, Rect):
+        corner = f"round,pad=0,rounding_size={shape.radius}" if shape.radius else "square,pad=0"
+        style = "--" if shape.dashed else "-"
+        axes.add_patch(
+            FancyBboxPatch(
+                (shape.x, shape.y), shape.width, shape.height, boxstyle=corner, linestyle=style,
+                facecolor=_light(shape.fill), edgecolor=_light(shape.stroke), linewidth=1,
+            )
+        )  # fmt: skip
+    elif isinstance(shape, Circle):
+        axes.add_patch(Disc((shape.x, shape.y), shape.radius, facecolor=_light(shape.fill)))
+    elif isinstance(shape, Line):
+        style = "--" if shape.dashed else "-"
+        axes.plot(*zip(*shape.points), color=_light(shape.stroke), linewidth=shape.width, linestyle=style)
+        if shape.arrow:
+            axes.add_patch(Polygon(_arrow_head(shape), facecolor=_light(shape.stroke)))
+    else:
+        axes.text(
+            shape.x, shape.y, shape.text.replace("$", r"\$"), fontsize=shape.size * 0.92, color=_light(shape.fill),
+            ha={"start": "left", "middle": "center", "end": "right"}[shape.anchor], va="baseline",
+            fontweight="bold" if shape.bold else "normal", family="monospace" if shape.mono else "sans-serif",
+        )  # fmt: skip
