@@ -19,14 +19,14 @@ from replicax._collectives import sharding
 from replicax._parameter_server.places import Place
 from replicax._parameter_server.variables import ServedStorage
 from replicax._placement.arrays import Index, Part, PlacedArray, Places, laid_out, of_array
-from replicax._values import Mirrored, PerReplica, mesh_of
-from replicax._values.forms import Counted, Padded, Replicated, Stacked
+from replicax._values import Mirrored, PerReplica, global_array, mesh_of, padded_form
+from replicax._values.forms import Counted, Form, Padded, Replicated, Stacked
 from replicax._variables.mesh_storage import MeshStorage, ShardedStorage, StackedStorage
 from replicax._variables.variable import Variable
 
 
 def arrays_in(
-    value: Tree, places: Places, name: str = "", group: str = "", variables: bool = True
+    value: Tree, places: Places, name: str = "", group: str = "", as_input: bool = False
 ) -> list[PlacedArray]:
     """Returns the arrays of a value, in order; a variable that occurs twice counts once.
 
@@ -35,7 +35,7 @@ def arrays_in(
         places: names the devices.
         name: of the value.
         group: of the arrays.
-        variables: whether variables count.
+        as_input: whether the value is shown as a program takes it, in which variables are no inputs.
     """
     found: list[PlacedArray] = []
     seen: set[int] = set()
@@ -45,13 +45,14 @@ def arrays_in(
             continue
         seen.add(id(variable))
         if isinstance(variable, Variable):
-            if not variables:
+            if as_input:
                 continue
             own = variable.name.removesuffix(":0")
             is_named = variable is leaf and own.rpartition("/")[2] != "Variable"
             found += of_variable(variable, own if is_named else path or own, places)
         elif isinstance(leaf, (PerReplica, Mirrored)):
-            found += _of_value(leaf, path or type(leaf).__name__, places)
+            form = _taken(leaf) if as_input else leaf._form
+            found += _of_value(leaf, form, path or type(leaf).__name__, places)
         elif isinstance(leaf, (jax.Array, np.ndarray)):
             found.append(of_array(path or "array", leaf, places))
     return [replace(array, group=group) for array in found]
@@ -71,11 +72,12 @@ def _leaves(value: Tree, name: str) -> Iterator[tuple[str, Leaf]]:
     """Yields the leaves of a value with their paths, also those of objects that hold variables."""
 
     def is_leaf(node: Tree) -> bool:
-        return nest.is_leaf(node) or foreign_state.holds_variable(node) or _variables_of(node) is not None
+        held = foreign_state.holds_variable(node) or _variables_of(node) is not None
+        return held or nest.is_leaf(node)
 
     for keys, leaf in tree_flatten_with_path(value, is_leaf=is_leaf)[0]:
         path = "/".join(part for part in (name, keystr(keys, simple=True, separator="/")) if part)
-        if isinstance(leaf, Variable) or (held := _variables_of(leaf)) is None:
+        if (held := _variables_of(leaf)) is None:
             yield path, leaf
             continue
         for key, inner in held.items():
@@ -84,7 +86,7 @@ def _leaves(value: Tree, name: str) -> Iterator[tuple[str, Leaf]]:
 
 def _variables_of(node: Any) -> dict[str, Tree] | None:
     """Returns what an optimizer, or a model or optimizer of Keras, holds, by name; None for other objects."""
-    if isinstance(node, (Variable, type)):
+    if isinstance(node, (Variable, type)) or foreign_state.holds_variable(node):
         return None
     if hasattr(type(node), "_tracked"):
         return dict(node._tracked())
@@ -161,9 +163,17 @@ def _served(name: str, place: Place) -> list[PlacedArray]:
     return [PlacedArray(f"{name}/part_{i}", str(kind.dtype), kind.shape, dict([part])) for i, part in enumerate(parts)]
 
 
-def _of_value(value: PerReplica | Mirrored, name: str, places: Places) -> list[PlacedArray]:
+def _taken(value: PerReplica | Mirrored) -> Form:
+    """Returns the form in which a program takes a value: one array on all devices, if there is one."""
+    if isinstance(value, PerReplica) and (padded := padded_form(value)) is not None:
+        return padded
+    array = None if isinstance(value._form, (Counted, Padded)) else global_array(value)
+    return value._form if array is None else value._whole(array)
+
+
+def _of_value(value: PerReplica | Mirrored, form: Form, name: str, places: Places) -> list[PlacedArray]:
     """Returns the array of a distributed value; of one with components of several dtypes, an array for each."""
-    form, mesh = value._form, mesh_of(value)
+    mesh = mesh_of(value)
     if mesh is not None:
         places = Places(mesh, places._names)
     if isinstance(form, Replicated) and isinstance(form.array, jax.Array):

@@ -5,6 +5,7 @@ In a row the same colour means the same values.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from replicax._base.quantities import size
@@ -18,7 +19,7 @@ _MOST_COLLECTIVES = 12
 _MOST_DEVICES = 16
 _LONGEST = 34  # letters of a name or a type
 _MARGIN, _TALL, _WIDE, _THIN = 20.0, 28.0, 46.0, 11.0  # of the drawing; of the picture of an array
-_ROW, _LANE = 62.0, 9.0
+_LANE = 9.0  # between two lines of one collective
 
 
 def drawing(placement: Placement) -> Drawing:
@@ -62,6 +63,7 @@ class _Picture:
             more = len(self.placement.collectives) - _MOST_COLLECTIVES
             if more > 0 or not self.placement.collectives:
                 self._line_of_text(f"and {more} more" if more > 0 else "none")
+        self.y += 6
         for note in _notes(self.placement):
             self._line_of_text(note)
         self.drawing.height = self.y + _MARGIN
@@ -96,22 +98,33 @@ class _Picture:
         self.y += 28
 
     def _line_of_text(self, text: str) -> None:
-        self._add(Text(_MARGIN, self.y + 12, text, 12, fill="muted"))
-        self.y += 20
+        room = int((self.drawing.width - 2 * _MARGIN) / width_of("x", 12))
+        for line in textwrap.wrap(text, max(room, 40)):
+            self._add(Text(_MARGIN, self.y + 12, line, 12, fill="muted"))
+            self.y += 18
 
     def _array(self, array: PlacedArray) -> None:
-        self._add(Text(_MARGIN, self.y + 19, shortened(array.name, _LONGEST), 12, bold=True, mono=True))
-        self._add(Text(_MARGIN, self.y + 35, shortened(array.type, _LONGEST), 11, fill="muted", mono=True))
+        tall = _tall(array)
+        self._add(Text(_MARGIN, self.y + 14, shortened(array.name, _LONGEST), 12, bold=True, mono=True))
+        self._add(Text(_MARGIN, self.y + 30, shortened(array.type, _LONGEST), 11, fill="muted", mono=True))
         colours = _colours(array)
         for column, place in enumerate(self.places):
             middle = self._middle(column)
             part = array.parts.get(place.name)
             if part is not None:
-                self._add(*_picture_of(array, part, colours[place.name], middle, self.y + 18))
+                self._add(*_picture_of(array, part, colours[place.name], middle, self.y + 6 + tall / 2))
             self._add(
-                Text(middle, self.y + 48, array.text(place.name), 11, "middle", "ink" if part else "muted", mono=True)
+                Text(
+                    middle,
+                    self.y + 20 + tall,
+                    array.text(place.name),
+                    11,
+                    "middle",
+                    "ink" if part else "muted",
+                    mono=True,
+                )
             )
-        self.y += _ROW
+        self.y += max(44.0, tall + 34)
 
     def _bytes(self, groups: list[str]) -> None:
         most = max(self.placement.bytes.values(), default=0) or 1
@@ -182,10 +195,14 @@ def _colours(array: PlacedArray) -> dict[str, str]:
     return colours
 
 
+def _tall(array: PlacedArray) -> float:
+    return _THIN if len(array.shape) < 2 else _TALL
+
+
 def _picture_of(array: PlacedArray, part: Part, fill: str, x: float, y: float) -> list[Shape]:
     """Returns the outline of an array around a point, in which a part is filled."""
     dimensions = len(array.shape)
-    wide, tall = (_THIN, _THIN) if dimensions == 0 else (_WIDE, _THIN) if dimensions == 1 else (_WIDE, _TALL)
+    wide, tall = _WIDE if dimensions else _THIN, _tall(array)
     left, top = x - wide / 2, y - tall / 2
     (down0, down1), (along0, along1) = (
         ((0.0, 1.0), (0.0, 1.0)) if part.index is None else _extent(array, part, part.index)

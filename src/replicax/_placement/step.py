@@ -22,7 +22,6 @@ from replicax._placement.arrays import PlacedArray, Places
 from replicax._placement.find import arrays_in
 from replicax._placement.placement import Collective, Placement, titled
 from replicax._tracing import context, frames
-from replicax._values import ReplicaMesh
 from replicax._variables.variable import Variable
 
 # The names of JAX for dtypes, of which XLA has short forms.
@@ -84,12 +83,13 @@ def show(step: Callable[..., Tree], *args: Tree, **kwargs: Tree) -> Placement:
             "and no single program computes it. `strategy.visualize(variable)` shows on which servers a variable lies."
         )
     meshes = meshes_of(program.level, call, program.reads)
-    places = Places(meshes[0] if meshes else None)
+    strategy = _strategy_of(program)
+    places = Places(meshes[0] if meshes else strategy.extended._mesh)
     arrays = _arrays(compiled, program, call, places)
     executable = program.lower(call).compile()
     text = executable.as_text() or ""
     return Placement(
-        f"{compiled._name}, {_strategy_of(program, meshes)}",
+        f"{compiled._name}, {titled(strategy, places.mesh.size if places.mesh else 1)}",
         places.with_others(arrays),
         tuple(arrays),
         _collectives(text, places),
@@ -114,10 +114,10 @@ def _arrays(compiled: Function, program: Program, call: CallSignature, places: P
     found: list[PlacedArray] = []
     names = _names(compiled, call)
     for name, value in names.items():
-        found += arrays_in(value, places, name, "input", variables=False)
+        found += arrays_in(value, places, name, "input", as_input=True)
     for i, read in enumerate(program.reads):
         name = "element" if len(program.reads) == 1 else f"element {i}"
-        found += arrays_in(read.element, places, name, "input")
+        found += arrays_in(read.element, places, name, "input", as_input=True)
     for variable in program.level.variables.values():
         if isinstance(variable, Variable):
             found += arrays_in(variable, places, group="variable")
@@ -149,12 +149,10 @@ def _distinct(arrays: list[PlacedArray]) -> list[PlacedArray]:
     return found
 
 
-def _strategy_of(program: Program, meshes: list[ReplicaMesh]) -> str:
-    """Returns the name of the strategy whose replicas a program runs, and how many there are."""
-    of_variables = (getattr(v, "_strategy", None) for v in program.level.variables.values())
-    strategy = next((each for each in of_variables if each is not None), None) or context.get_strategy()
-    count = meshes[0].size if meshes else strategy.num_replicas_in_sync
-    return titled(strategy, count)
+def _strategy_of(program: Program) -> context.StrategyLike:
+    """Returns the strategy of a program's variables; the current one if it has none."""
+    of_variables = (v._strategy for v in program.level.variables.values() if isinstance(v, Variable))
+    return next((each for each in of_variables if each is not None), None) or context.get_strategy()
 
 
 def _collectives(text: str, places: Places) -> tuple[Collective, ...]:

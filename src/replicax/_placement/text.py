@@ -53,7 +53,8 @@ def _rows(
 ) -> Iterator[Row]:
     """Yields the rows of the table: name and type of an array, and its part on each of some devices."""
     yield ["", "", *(place.name for place in places)]
-    yield ["", "", *("" if place.replica is None else f"replica {place.replica}" for place in places)]
+    if any(place.replica is not None for place in placement.devices):
+        yield ["", "", *("" if place.replica is None else f"replica {place.replica}" for place in places)]
     yield None
     groups = list(dict.fromkeys(array.group for array in placement.arrays))
     for group in groups:
