@@ -1,11 +1,10 @@
-"""Arrays and their parts on devices."""
+"""Arrays as they are laid out on devices."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -13,86 +12,8 @@ from jax.sharding import Sharding
 
 from replicax._base import devices as _devices
 from replicax._base.errors import InvalidArgumentError
+from replicax._placement.data import HOST, Part, Place, PlacedArray
 from replicax._values import ReplicaMesh
-
-HOST = "host"  # the place of what lies in the host's memory
-Index: TypeAlias = tuple[slice, ...]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Something that holds arrays: a device, the host's memory, or a parameter server.
-
-    Attributes:
-        name: such as "GPU:0", "host" or "server 0".
-        replica: the number of the replica that the device belongs to; None for other places.
-    """
-
-    name: str
-    replica: int | None = None
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one device holds of an array.
-
-    Attributes:
-        index: which part of the array it is, a slice for each dimension. None if it is no part of one array: each
-            replica has a value of its own.
-        bytes: the memory that it takes.
-        flat: whether the index, of one slice, counts the elements of the flattened array.
-    """
-
-    index: Index | None
-    bytes: int
-    flat: bool = False
-
-
-@dataclass(frozen=True)
-class PlacedArray:
-    """An array, and its parts on the devices of this process.
-
-    Attributes:
-        name: the variable's name or the path in the structure.
-        dtype: its name.
-        shape: of the whole array. For a `PerReplica` value, of its components concatenated along axis 0.
-        parts: the part that each device has, by the device's name.
-        elsewhere: the bytes on the devices of other processes.
-        group: "input" or "variable", of a step; empty otherwise.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    parts: Mapping[str, Part]
-    elsewhere: int = 0
-    group: str = ""
-
-    @property
-    def bytes(self) -> int:
-        """The bytes on the devices of this process."""
-        return sum(part.bytes for part in self.parts.values())
-
-    @property
-    def type(self) -> str:
-        """The dtype and the shape, such as "float32[784, 256]"."""
-        return f"{self.dtype}{list(self.shape)}"
-
-    def text(self, place: str) -> str:
-        """Returns which part of the array a device has, as text: "whole", "own", "-" or an index."""
-        part = self.parts.get(place)
-        if part is None:
-            return "-"
-        if part.index is None:
-            return "own"
-        whole = (math.prod(self.shape),) if part.flat else self.shape
-        ranges = [
-            ":" if (one.start, one.stop) == (0, size) else f"{one.start}:{one.stop}"
-            for one, size in zip(part.index, whole)
-        ]
-        while ranges and ranges[-1] == ":":
-            ranges.pop()
-        return f"{'flat' if part.flat else ''}[{', '.join(ranges)}]" if ranges else "whole"
 
 
 @dataclass(frozen=True)
@@ -108,8 +29,11 @@ class Places:
             table = _devices.device_table()
             self._names.update({device: name for name, device in table.items()})
         if device not in self._names:
-            kind = _devices.short_name(device).partition(":")[0]
-            same = [other for other in jax.devices() if other.process_index == device.process_index]
+            of_all = jax.devices() if self.mesh is None else self.mesh.mesh.devices.flat
+            same = [other for other in of_all if other.process_index == device.process_index]
+            # Virtual devices have the names there that they have here.
+            known = device if self.mesh is None or not self.mesh.local_devices else self.mesh.local_devices[0]
+            kind = self._names.get(known, _devices.short_name(device)).partition(":")[0]
             self._names[device] = f"process {device.process_index} {kind}:{same.index(device)}"
         return self._names[device]
 
@@ -127,7 +51,11 @@ class Places:
 
     def with_others(self, arrays: Sequence[PlacedArray]) -> tuple[Place, ...]:
         """Returns this process's devices of the strategy, and behind them the other places that hold parts."""
-        found = {place.name: place for place in self.here()}
+        holds = {name for array in arrays for name in array.parts}
+        here = self.here()
+        if len(here) == 1 and here[0].name not in holds:  # as where all variables are on parameter servers
+            here = []
+        found = {place.name: place for place in here}
         for array in arrays:
             for name in array.parts:
                 found.setdefault(name, Place(name))

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from replicax._base.quantities import size
 from replicax._placement import text as in_text
-from replicax._placement.arrays import Index, Part, Place, PlacedArray
+from replicax._placement.data import Collective, Index, Part, Place, PlacedArray, PlacementData
 from replicax._placement.drawing import HUES, Circle, Drawing, Line, Rect, Shape, Text, shortened, width_of
-from replicax._placement.placement import Collective, Placement
 
 _MOST_ARRAYS = 16
 _MOST_COLLECTIVES = 12
@@ -22,7 +21,7 @@ _MARGIN, _TALL, _WIDE, _THIN = 20.0, 28.0, 46.0, 11.0  # of the drawing; of the 
 _LANE = 9.0  # between two lines of one collective
 
 
-def drawing(placement: Placement) -> Drawing:
+def drawing(placement: PlacementData) -> Drawing:
     """Returns the drawing of a placement."""
     return _Picture(placement).made()
 
@@ -30,7 +29,7 @@ def drawing(placement: Placement) -> Drawing:
 class _Picture:
     """Draws from top to bottom; `y` is where the next row begins."""
 
-    def __init__(self, placement: Placement):
+    def __init__(self, placement: PlacementData):
         self.placement = placement
         self.places = placement.devices[:_MOST_DEVICES]
         self.shown, self.rest = in_text.listed(placement.arrays, _MOST_ARRAYS)
@@ -242,12 +241,12 @@ def _product(shape: Sequence[int]) -> int:
     return total
 
 
-def _notes(placement: Placement) -> list[str]:
+def _notes(placement: PlacementData) -> list[str]:
     notes = [line for line in in_text.notes(placement, collectives=False) if line]
     return [*notes, "In a row the same colour means the same values."]
 
 
-def _description(placement: Placement) -> str:
+def _description(placement: PlacementData) -> str:
     """Returns what the picture shows, for those who cannot see it."""
     places = ", ".join(place.name for place in placement.devices[:_MOST_DEVICES])
     lines = [f"Columns are {places}."]

@@ -18,9 +18,10 @@ from replicax._engine.function import Function, function, is_function
 from replicax._engine.program import Program
 from replicax._engine.program_inputs import meshes_of
 from replicax._engine.signature import CallSignature
-from replicax._placement.arrays import PlacedArray, Places
+from replicax._placement.arrays import Places
+from replicax._placement.data import Collective, PlacedArray, titled
 from replicax._placement.find import arrays_in
-from replicax._placement.placement import Collective, Placement, titled
+from replicax._placement.placement import Placement
 from replicax._tracing import context, frames
 from replicax._variables.variable import Variable
 
@@ -61,14 +62,21 @@ def show(step: Callable[..., Tree], *args: Tree, **kwargs: Tree) -> Placement:
     >>> print(shown)
     step, MirroredStrategy, 2 replicas
     <BLANKLINE>
-                            GPU:0      GPU:1
-                            replica 0  replica 1
-    --------------------------------------------
+                                     GPU:0      GPU:1
+                                     replica 0  replica 1
+    -----------------------------------------------------
     inputs
-      x      float32[8, 3]  [0:4]      [4:8]
+      x               float32[8, 3]  [0:4]      [4:8]
     variables
-      total  float32[3]     whole      whole
-    ...
+      total           float32[3]     whole      whole
+    -----------------------------------------------------
+    inputs, bytes                    48 B       48 B
+    variables, bytes                 12 B       12 B
+    all bytes                        60 B       60 B
+    <BLANKLINE>
+    2 arrays, 120 B on all devices together
+    memory of the program on each device, by XLA: arguments 60 B, ...
+    <BLANKLINE>
     collectives of a call, in order
       1  all-reduce  float32[3]  12 B  among all 2 devices
     >>> shown.collectives[0].groups, total.numpy().tolist()

@@ -8,15 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from replicax._base.quantities import size
-from replicax._placement.arrays import Place, PlacedArray
-from replicax._placement.placement import Collective, Placement
+from replicax._placement.data import Collective, Place, PlacedArray, PlacementData
 
 GROUPS = {"input": "inputs", "variable": "variables"}
 _MOST_DEVICES = 16  # that are shown; further ones are alike
 Row: TypeAlias = list[str] | None  # None is a rule
 
 
-def text(placement: Placement, width: int | None, arrays: int | None, lines: bool | None) -> str:
+def text(placement: PlacementData, width: int | None, arrays: int | None, lines: bool | None) -> str:
     """Returns the text of `Placement.text`."""
     width = shutil.get_terminal_size((120, 24)).columns if width is None else width
     if lines is None:
@@ -49,7 +48,7 @@ def listed(arrays: Sequence[PlacedArray], most: int | None) -> tuple[list[Placed
 
 
 def _rows(
-    placement: Placement, places: Sequence[Place], shown: list[PlacedArray], rest: list[PlacedArray]
+    placement: PlacementData, places: Sequence[Place], shown: list[PlacedArray], rest: list[PlacedArray]
 ) -> Iterator[Row]:
     """Yields the rows of the table: name and type of an array, and its part on each of some devices."""
     yield ["", "", *(place.name for place in places)]
@@ -101,7 +100,7 @@ def _table(left: Sequence[Row], block: list[list[str]], rule: str) -> list[str]:
     ]
 
 
-def notes(placement: Placement, collectives: bool = True) -> list[str]:
+def notes(placement: PlacementData, collectives: bool = True) -> list[str]:
     """Returns what is to be said below the table: totals, the program's memory and its collectives."""
     lines = [f"{len(placement.arrays)} arrays, {size(placement.total_bytes)} on all devices together"]
     if len(placement.arrays) == 1:
@@ -118,7 +117,7 @@ def notes(placement: Placement, collectives: bool = True) -> list[str]:
     return lines
 
 
-def _collectives(placement: Placement) -> list[str]:
+def _collectives(placement: PlacementData) -> list[str]:
     found = placement.collectives
     if not found:
         return ["The program has no collectives."]
@@ -129,7 +128,7 @@ def _collectives(placement: Placement) -> list[str]:
     return ["collectives of a call, in order", *lines]
 
 
-def described_parts(one: Collective, placement: Placement) -> list[str]:
+def described_parts(one: Collective, placement: PlacementData) -> list[str]:
     """Returns what there is to say of a collective: kind, arrays, bytes, devices."""
     arrays = ", ".join(one.arrays[:2]) + (f" and {len(one.arrays) - 2} more" if len(one.arrays) > 2 else "")
     often = f"{one.times} × " if one.times > 1 else ""
@@ -137,7 +136,7 @@ def described_parts(one: Collective, placement: Placement) -> list[str]:
     return [f"{often}{one.kind}", arrays, size(one.bytes), among(one, placement), beside]
 
 
-def among(one: Collective, placement: Placement) -> str:
+def among(one: Collective, placement: PlacementData) -> str:
     """Returns which devices take part in a collective, as text."""
     count = sum(place.replica is not None for place in placement.devices) + placement.other_devices
     if one.kind == "collective-permute":

@@ -373,7 +373,7 @@ class Strategy(LayoutMethods, OlderMethods):
             InvalidArgumentError: a ValueError. There is no array in the value, or one that is traced or deleted.
 
         >>> import jax.numpy as jnp, replicax as rx
-        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_variables=lambda shape, dtype: [2])
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_variables=lambda shape, dtype: [2, 1])
         >>> with strategy.scope():
         ...     table = rx.Variable(jnp.zeros((1000, 8)), name="table")
         >>> placement = strategy.visualize(table)
@@ -382,9 +382,9 @@ class Strategy(LayoutMethods, OlderMethods):
         <BLANKLINE>
                                  GPU:0      GPU:1
                                  replica 0  replica 1
-        ---------------------------------------------
+        ----------------------------------------------
         table  float32[1000, 8]  [0:500]    [500:1000]
-        ---------------------------------------------
+        ----------------------------------------------
         bytes                    15.62 KiB  15.62 KiB
         <BLANKLINE>
         31.25 KiB on all devices together
