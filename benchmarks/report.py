@@ -2,6 +2,7 @@
 
     python benchmarks/report.py results.json                # into docs/explanation/performance.md and docs/images
     python benchmarks/report.py results.json --print        # the tables alone, to the terminal
+    python benchmarks/report.py --redraw                    # the pictures alone, from the tables of the page
 
 A table stands between two comments, `<!-- table: NAME -->` and `<!-- end -->`, and is put in the place of what was
 between them. A benchmark that is not in the file leaves its tables and its picture as they are.
@@ -13,12 +14,12 @@ import argparse
 import importlib
 import json
 import re
-import statistics
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sides import BARS, BY_HAND, HERE, TENSORFLOW, Bar, Table, best, ratio
+import pictures
+from sides import BARS, HERE, TENSORFLOW, Bar, Table, ratio
 
 PAGE = HERE.parent / "docs" / "explanation" / "performance.md"
 IMAGES = HERE.parent / "docs" / "images"
@@ -132,87 +133,13 @@ def with_rows(table: str, other: str) -> str:
     return "\n".join(rows.values())
 
 
-# Pictures: one for each of these, of the numbers of one benchmark.
-
-
-def draw_step(axes: Any, found: dict[str, Any]) -> None:
-    models = list(dict.fromkeys(r["model"] for r in found["steps"]))
-    numbers = sorted({r["replicas"] for r in found["steps"]})
-    for i, n in enumerate(numbers):
-        heights = [
-            float(ratio(r["rounds"], "replicax", best(r["rounds"], BY_HAND)))
-            for model in models
-            for r in found["steps"]
-            if (r["model"], r["replicas"]) == (model, n)
-        ]
-        places = [m + (i - (len(numbers) - 1) / 2) * 0.8 / len(numbers) for m in range(len(heights))]
-        axes.bar(places, heights, 0.8 / len(numbers), label=f"{n} replica{'s' if n > 1 else ''}")
-    axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xticks(range(len(models)), models)
-    axes.set_ylabel("time of a step / best form by hand")
-    axes.legend(loc="lower right")
-
-
-def draw_epoch(axes: Any, found: dict[str, Any]) -> None:
-    from training import STEPS
-
-    last = found["epochs"][-1]
-    medians = {name: 1e6 * statistics.median(times) / STEPS for name, times in last["rounds"].items()}
-    names = list(medians)[::-1]
-    colours = {"by hand": "tab:gray", "TensorFlow": "tab:orange"}
-    axes.barh(names, [medians[n] for n in names], color=[colours.get(n.split(",")[0], "tab:blue") for n in names])
-    axes.set_xlabel(f"µs of a step, input included, {last['replicas']} replicas")
-
-
-def draw_first(axes: Any, found: dict[str, Any]) -> None:
-    for name in dict.fromkeys(r["contender"] for r in found["first_steps"]):
-        points = [(r["replicas"], r["total"]) for r in found["first_steps"] if r["contender"] == name]
-        axes.plot(*zip(*points), marker="o", label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("replicas")
-    axes.set_ylabel("seconds to the first step")
-    axes.legend()
-
-
-def draw_variables(axes: Any, found: dict[str, Any]) -> None:
-    most = max(r["replicas"] for r in found["variables"])
-    results = [r for r in found["variables"] if r["replicas"] == most]
-    for name in results[0]["rounds"]:
-        points = [(r["variables"], 1e6 * statistics.median(r["rounds"][name])) for r in results]
-        axes.plot(*zip(*points), marker="o", label=name)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel(f"variables, on {most} replicas")
-    axes.set_ylabel("µs of a call")
-    axes.legend()
-
-
-# Benchmark -> how its picture is drawn, and the table below which it stands.
-PICTURES: dict[str, tuple[Callable[[Any, dict[str, Any]], None], str]] = {
-    "step": (draw_step, "steps"),
-    "epoch": (draw_epoch, "epoch"),
-    "first": (draw_first, "first_steps"),
-    "variables": (draw_variables, "variables"),
-}
-
-
-def draw(results: dict[str, Any], folder: Path) -> None:
-    """A picture of each benchmark that there is one for, as SVG that is the same for the same numbers."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+def draw(page: str, results: dict[str, Any], names: Iterable[str], folder: Path) -> None:
+    """Draws pictures of these benchmarks, from the tables of the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "replicax", "font.size": 9}):
-        for name, (drawn, _) in PICTURES.items():
-            if name in results:
-                figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
-                drawn(axes, results[name])
-                axes.spines[["top", "right"]].set_visible(False)
-                figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-                plt.close(figure)
+    tables = pictures.tables_of(page)
+    spread = pictures.spread_of_steps(results["step"]["steps"]) if "step" in results else {}
+    for name in names:
+        pictures.PICTURES[name][0](tables, spread).save(folder / f"{name}.svg")
 
 
 def blocks_of(results: dict[str, Any]) -> dict[str, str]:
@@ -221,7 +148,7 @@ def blocks_of(results: dict[str, Any]) -> dict[str, str]:
     rows = [bar.row() for name, found in results.items() for bar in bars(name, found)]
     made["bars"] = "Bars", BARS, rows
     blocks = {"machine": machine(results), **{key: markdown(table) for key, table in made.items()}}
-    for name, (_, key) in PICTURES.items():
+    for name, (_, key) in pictures.PICTURES.items():
         if name in results:
             blocks[key] += f"\n\n![{made[key][0]}](images/{name}.svg)"
     return blocks
@@ -229,9 +156,14 @@ def blocks_of(results: dict[str, Any]) -> dict[str, str]:
 
 def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("results", type=Path)
+    made.add_argument("results", type=Path, nargs="?")
+    made.add_argument("--redraw", action="store_true", help="draw all pictures anew, from the tables of the page")
     made.add_argument("--print", action="store_true", help="show the tables, change no file")
     options = made.parse_args()
+    if options.results is None:
+        if not options.redraw:
+            made.error("name the file with the results, or pass --redraw")
+        return draw(PAGE.read_text(encoding="utf-8"), {}, pictures.PICTURES, IMAGES)
     results = json.loads(options.results.read_text())
     blocks = blocks_of(results)
     if options.print:
@@ -242,8 +174,9 @@ def main() -> None:
     if not {*results} >= {*BENCHMARKS} - {"gpu", "tpu"}:
         del blocks["machine"]  # the page says itself what was measured when
     blocks["bars"] = with_rows(page.split("<!-- table: bars -->\n")[1].split("<!-- end -->")[0], blocks["bars"])
-    draw(results, IMAGES)
-    PAGE.write_text(filled(page, blocks), encoding="utf-8")
+    page = filled(page, blocks)
+    PAGE.write_text(page, encoding="utf-8")
+    draw(page, results, [name for name in pictures.PICTURES if name in results], IMAGES)
 
 
 if __name__ == "__main__":

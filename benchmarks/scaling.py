@@ -1,6 +1,6 @@
 """Where a step's time goes on one replica and on several: `strategy.benchmark` for each number, side by side.
 
-    python benchmarks/scaling.py --replicas 1,2,4 --plot scaling.png
+    python benchmarks/scaling.py --replicas 1,2,4 --plot scaling.svg
     python benchmarks/scaling.py --model transformer --json scaling.json
     python benchmarks/scaling.py --program train.py:make_step
 
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=20, metavar="N", help="rounds to measure (default: 20)")
     made.add_argument("--steps", type=int, default=5, metavar="N", help="steps of a round (default: 5)")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
-    made.add_argument("--plot", type=Path, metavar="FILE", help="draw a picture, such as scaling.png")
+    made.add_argument("--plot", type=Path, metavar="FILE", help="draw a picture, such as scaling.svg")
     made.add_argument("--measure", type=int, metavar="N", help=argparse.SUPPRESS)  # in a process that this one starts
     return made
 
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.json:
         options.json.write_text(json.dumps(beside.as_dict(), indent=1) + "\n")
     if options.plot:
-        plot(figures, options.plot)
+        beside.save(options.plot)
 
 
 def _in_its_own_process(arguments: Sequence[str], replicas: int, virtual: bool) -> dict[str, Any]:
@@ -123,23 +123,6 @@ def make_step(strategy: Any, name: str, batch_size: int | None = None) -> tuple[
     rows = models.batch(model, strategy.num_replicas_in_sync)
     size = batch_size or len(rows[0])
     return train_step, rx.data.Dataset.from_tensor_slices(rows).shuffle(len(rows[0])).repeat().batch(size)
-
-
-def plot(figures: Sequence[Any], path: Path) -> None:
-    """Draws the parts of a step's time, one bar for each number of replicas, and the wait for input beside them."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4.5), layout="constrained")
-    axes = figure.subplots()
-    names, ground = [str(one.replicas) for one in figures], [0.0] * len(figures)
-    for part in ("compute", "communication"):
-        heights = [1e3 * (one.seconds[part] or 0) for one in figures]
-        axes.bar(names, heights, bottom=ground, label=part)
-        ground = [low + height for low, height in zip(ground, heights)]
-    axes.plot(names, [1e3 * (one.seconds["input"] or 0) for one in figures], "v", color="black", label="input wait")
-    axes.set(xlabel="replicas", ylabel="ms a step", title=figures[0].step)
-    axes.legend()
-    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

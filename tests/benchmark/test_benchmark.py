@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import xml.etree.ElementTree as ET
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax import lax
 from strategies import mirrored, one_device, over, per_replica
 
 import replicax as rx
-from replicax._benchmark import hlo, without_communication
+from replicax._benchmark import hlo, picture, without_communication
 from replicax._engine import modes
 from replicax._values import AXIS
 
@@ -272,3 +273,35 @@ def test_collectives_that_start_and_end_apart_count_once():
     """
     gathered, moved = hlo.collectives(text)
     assert gathered == ("all-gather", (("f32", (8,)), ("bf16", (2, 2))), 40) and moved.bytes == 3
+
+
+def figures_of(**changed):
+    seconds = {"step": 0.010, "compute": 0.007, "communication": 0.003, "input": 0.002, "dispatch": 0.001}
+    known = {"steps": 5, "rounds": 4, "bytes_per_device": {}, "flops": None, "page_faults": None, "collectives": []}
+    known |= {"step": "f", "strategy": "S", "replicas": 2, "devices": [], "worker": 0, "collectives_left": 0}
+    return rx.Benchmark(seconds={**seconds, **changed}, spread={"step": 0.001}, **known)
+
+
+def test_the_parts_of_a_bar_add_up_to_the_step_and_its_end_shows_the_spread():
+    step, wait = picture._rows("2 replicas", figures_of())
+    parts = list(step.values.values())
+    assert sum(part.value for part in parts) == pytest.approx(10)
+    assert parts[0].range is None and parts[-1].range == pytest.approx((9, 11))
+    assert wait.values["input wait"].value == 2 and wait.values["input wait"].range is None
+    (alone,) = picture._rows("2 replicas", figures_of(communication=None, compute=None, input=None))
+    assert {name: value.value for name, value in alone.values.items()} == {"compute and communication": 10}
+    more = picture._rows("2 replicas", figures_of(communication=0.011, compute=0.0))[0]  # by rounding of medians
+    assert sum(part.value for part in more.values.values()) == pytest.approx(10)
+
+
+def test_the_picture_has_its_legend_above_the_bars(tmp_path):
+    both = figures_of().beside(figures_of(step=0.020))
+    both.save(tmp_path / "a.svg")
+    root = ET.parse(tmp_path / "a.svg").getroot()
+    svg = "{http://www.w3.org/2000/svg}"
+    texts = {text.text: float(text.get("y")) for text in root.iter(f"{svg}text")}
+    legend = max(texts[name] for name in ("compute", "communication"))
+    bars = [float(each.get("y")) for each in root.iter(f"{svg}rect") if each.get("height") == "18"]
+    assert len(bars) == 6 and legend < min(bars)
+    assert {"10", "20"} <= set(texts)  # the steps of the table
+    assert "<svg" in both._repr_html_() and "<svg" in figures_of()._repr_html_()

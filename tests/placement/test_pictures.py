@@ -11,8 +11,8 @@ import pytest
 from strategies import grouped, mirrored
 
 import replicax as rx
+from replicax._base.drawing import COLOURS, HUES
 from replicax._placement.data import Collective, Part, Place, PlacedArray
-from replicax._placement.drawing import COLOURS, HUES
 from replicax._placement.placement import Placement
 from replicax._placement.text import can_show
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 from collections.abc import Sequence
 from typing import Any
+
+from replicax._base.charts import Chart
+from replicax._benchmark import picture
 
 TIMES = {
     "step": "a step",
@@ -89,6 +93,13 @@ class Benchmark:
         """
         return Benchmarks((self, *others))
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a picture to a file; see `Benchmarks.save`."""
+        Benchmarks((self,)).save(path)
+
+    def _repr_html_(self) -> str:
+        return Benchmarks((self,))._repr_html_()
+
     def __str__(self) -> str:
         return str(Benchmarks((self,)))
 
@@ -130,6 +141,25 @@ class Benchmarks:
         [1]
         """
         return {"figures": [one.as_dict() for one in self.figures]}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a picture to a file: a bar for each step, whose parts add up to it, and the spread at its end.
+
+        Args:
+            path: the file. With the ending ".svg" it needs no library, with ".png" and others of matplotlib's it needs
+                matplotlib.
+
+        Raises:
+            InvalidArgumentError: nothing can write a file with that ending.
+            ImportError: matplotlib is not installed.
+        """
+        self._chart().save(path)
+
+    def _repr_html_(self) -> str:
+        return self._chart().svg()
+
+    def _chart(self) -> Chart:
+        return picture.chart(self._title(), self._names(), self.figures)
 
     def _title(self) -> str:
         return ", ".join(dict.fromkeys([*(one.step for one in self.figures), *(one.strategy for one in self.figures)]))
