@@ -150,7 +150,7 @@ def blocks_of(results: dict[str, Any]) -> dict[str, str]:
     blocks = {"machine": machine(results), **{key: markdown(table) for key, table in made.items()}}
     for name, (_, key) in pictures.PICTURES.items():
         if name in results:
-            blocks[key] += f"\n\n![{made[key][0]}](images/{name}.svg)"
+            blocks[key] += f"\n\n![{made[key][0]}](../images/{name}.svg)"
     return blocks
 
 

@@ -138,27 +138,32 @@ def draw(path, history, images, labels, predictions):
     """Training curves on the left; on the right test images with their predictions, wrong ones first."""
     import matplotlib.figure  # only now: the first step does not wait for it
 
-    figure = matplotlib.figure.Figure(figsize=(13, 5.5), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(2, 3))
+    figure = matplotlib.figure.Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(4, 7), wspace=0.04)
     above, below = left.subplots(2, sharex=True)
     epochs = np.arange(len(history["loss"])) + 1
-    above.semilogy(epochs, history["loss"], "o-", label="training loss")
-    below.plot(epochs, history["accuracy"], "o-", label="training accuracy")
-    below.plot(epochs, history["test_accuracy"], "s-", label="test accuracy")
+    above.semilogy(epochs, history["loss"], "o-", color="tab:blue", markersize=4)
+    above.set_title("loss", loc="left", fontsize=10)
+    for key, name, color in (("accuracy", "training", "tab:blue"), ("test_accuracy", "test", "tab:orange")):
+        below.plot(epochs, 100 * np.array(history[key]), "o-", color=color, markersize=4, label=name)
+    below.set_title("accuracy in %", loc="left", fontsize=10)
+    below.legend(frameon=False, fontsize=9, loc="lower right")
     below.set_xlabel("epoch")
     below.xaxis.get_major_locator().set_params(integer=True)
     for axes in (above, below):
-        axes.legend()
         axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
     wrong = predictions != labels
-    right.suptitle(f"{wrong.sum()} of the {len(labels)} test images are read wrongly; they come first, in red")
-    for axes, i in zip(right.subplots(5, 10).flat, np.argsort(~wrong, kind="stable")):
+    title = f"{wrong.sum()} of the {len(labels)} test images are read wrongly; they come first, in red"
+    right.suptitle(title, x=0.02, ha="left", fontsize=10)
+    for axes, i in zip(right.subplots(4, 10).flat, np.argsort(~wrong, kind="stable")):
         axes.imshow(images[i, :, :, 0], cmap="gray_r")
         axes.set(xticks=[], yticks=[])
-        axes.set_title(predictions[i], fontsize=10)
+        axes.set_title(predictions[i], fontsize=9, pad=3)
+        axes.spines[:].set(color="lightgray")
         if wrong[i]:
-            axes.set_title(f"{predictions[i]} (is {labels[i]})", fontsize=10, color="red")
-            axes.spines[:].set(color="red", linewidth=3)
+            axes.set_title(f"{predictions[i]}, is {labels[i]}", fontsize=9, pad=3, color="tab:red")
+            axes.spines[:].set(color="tab:red", linewidth=2.5)
     figure.savefig(path, dpi=110)
 
 
