@@ -1,4 +1,4 @@
-"""Draws pictures of the README and of the documentation: docs/images/idea.svg, devices.svg, parts.svg and digits.png.
+"""Draws pictures of the README and of the documentation, in docs/images.
 
     python scripts/pictures.py              # all of them
     python scripts/pictures.py idea parts   # some
@@ -9,13 +9,18 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 from replicax._base.drawing import HUES, Circle, Drawing, Line, Rect, Shape, Text
+from replicax._benchmark.picture import chart
+from replicax._benchmark.report import TIMES
 
 HERE = Path(__file__).parents[1]
 IMAGES = HERE / "docs" / "images"
@@ -159,20 +164,50 @@ def digits() -> None:
         (IMAGES / "digits.png").write_bytes(file.read_bytes())
 
 
-DRAWINGS = {"idea": idea, "devices": devices, "parts": parts}
+def benchmark() -> Drawing:
+    """The picture of the figures that the page on profiling shows as a table."""
+    page = (HERE / "docs" / "how-to" / "profiling.md").read_text(encoding="utf-8")
+
+    def figure(name: str) -> tuple[float, float | None]:
+        found = re.search(rf"^    {name} +([\d.]+)(?: ±([\d.]+))? (ms|µs)$", page, re.MULTILINE)
+        assert found is not None, f"The page has no line of {name}."
+        unit = {"ms": 1e-3, "µs": 1e-6}[found[3]]
+        return float(found[1]) * unit, float(found[2]) * unit if found[2] else None
+
+    found = {key: figure(name) for key, name in TIMES.items()}
+    shown = SimpleNamespace(
+        seconds={key: seconds for key, (seconds, _) in found.items()},
+        spread={key: half for key, (_, half) in found.items() if half is not None},
+    )
+    return chart("train_step, MirroredStrategy", ["2 replicas"], [shown])
+
+
+def train_step() -> None:
+    """Runs the program of the page on where arrays are, which saves the picture of its step."""
+    page = HERE / "docs" / "how-to" / "see-where-arrays-are.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "REPLICAX_VIRTUAL_DEVICES": "GPU:4,CPU:1"}
+        subprocess.run([sys.executable, "-c", "\n".join(blocks)], cwd=folder, env=environment, check=True)
+        picture = Path(folder, "train_step.svg").read_text(encoding="utf-8")
+        (IMAGES / "train_step.svg").write_text(picture, encoding="utf-8")
+
+
+DRAWINGS = {"idea": idea, "devices": devices, "parts": parts, "benchmark": benchmark}
+PROGRAMS = {"train_step": train_step, "digits": digits}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join([*DRAWINGS, 'digits'])}; default: all")
-    names = made.parse_args(arguments).names or [*DRAWINGS, "digits"]
-    for name in names:
+    known = [*DRAWINGS, *PROGRAMS]
+    made.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: all of them")
+    for name in made.parse_args(arguments).names or known:
         if name in DRAWINGS:
             DRAWINGS[name]().save(IMAGES / f"{name}.svg")
-        elif name == "digits":
-            digits()
+        elif name in PROGRAMS:
+            PROGRAMS[name]()
         else:
-            made.error(f"There is no picture {name!r}; there are {', '.join([*DRAWINGS, 'digits'])}.")
+            made.error(f"There is no picture {name!r}; there are {', '.join(known)}.")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -188,3 +190,16 @@ def test_empty_parts_are_outlined():
     placement = strategy.visualize(batch)
     assert [placement["PerReplica"].text(f"GPU:{i}") for i in range(4)] == ["[0:1]", "[1:2]", "[2:2]", "[2:2]"]
     assert sum(each.get("stroke-dasharray") is not None for each in root_of(placement).iter(f"{SVG}rect")) == 2
+
+
+def test_drawings_of_the_documentation_are_those_that_the_script_makes():
+    root = Path(__file__).parents[2]
+    spec = importlib.util.spec_from_file_location("pictures_of_documentation", root / "scripts" / "pictures.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    drawn = {name: make().svg() + "\n" for name, make in script.DRAWINGS.items()}
+    kept = {name: (script.IMAGES / f"{name}.svg").read_text(encoding="utf-8") for name in drawn}
+    assert drawn == kept, "Draw them anew, with `python scripts/pictures.py`."
+    for name, svg in drawn.items():
+        root = ET.fromstring(svg)
+        assert root.find(f"{SVG}title").text and root.find(f"{SVG}desc").text, name

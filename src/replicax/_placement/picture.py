@@ -5,6 +5,7 @@ In a row the same colour means the same values.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -98,7 +99,7 @@ class _Picture:
 
     def _line_of_text(self, text: str) -> None:
         room = int((self.drawing.width - 2 * _MARGIN) / width_of("x", 12))
-        for line in textwrap.wrap(text, max(room, 40)):
+        for line in textwrap.wrap(re.sub(r"(\d) ([KMGTP]?i?B)\b", "\\1\u00a0\\2", text), max(room, 40)):
             self._add(Text(_MARGIN, self.y + 12, line, 12, fill="muted"))
             self.y += 18
 
