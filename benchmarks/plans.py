@@ -23,7 +23,7 @@ TOPOLOGIES = {
     "v5e": ["v5e:2x4", "v5e:8x8", "v5e:16x16"],
     "v5p": ["v5p:2x2x2", "v5p:4x4x4", "v5p:4x8x8"],
 }
-COMMAND = "import sys; from replicax.launch import main; sys.exit(main())"
+COMMAND = "import sys; from replicax._commands import main; sys.exit(main())"
 ROWS = ["replicas", "variables", "optimizer and other state", "temporaries", "program", "needed", "compiled in"]
 
 

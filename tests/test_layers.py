@@ -37,7 +37,7 @@ PACKAGES = (
     "_strategies",
     "_plan",
 )
-PROGRAMS = ("launch", "tf")  # packages that import from all others
+PROGRAMS = ("launch", "tf", "_commands")  # packages that import from all others
 
 # The modules that may use what JAX does not document.
 MAY_USE_JAX_SRC = {"_base.jax_internals"}

@@ -288,7 +288,7 @@ def test_import_is_light(run_python):
     done = run_python(
         """
         import json, sys, threading
-        import replicax.launch
+        import replicax._commands, replicax.launch._cli
         launcher = {"jax", "numpy"} & set(sys.modules)
         import jax, jax.numpy, numpy
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from replicax.launch import main
+from replicax._commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

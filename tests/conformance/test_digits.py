@@ -78,7 +78,7 @@ def test_two_workers_make_the_same_losses(run_python, alone, tmp_path):
     done = run_python(
         f"""
         import sys
-        from replicax.launch import main
+        from replicax._commands import main
         sys.exit(main(["launch", "--workers", "2", {str(script)!r}]))
         """,
         timeout=120,

@@ -589,7 +589,8 @@ def test_an_interrupt_while_the_launcher_ends_is_no_traceback_and_leaves_nothing
     done = run_python(
         f"""
         import os, signal
-        from replicax.launch import _guard, main
+        from replicax._commands import main
+        from replicax.launch import _guard
         ends = _guard.end_descendants
         def interrupted(**options):
             os.kill(os.getpid(), signal.SIGINT)
@@ -606,7 +607,7 @@ def test_an_installed_package_has_the_command():
     import tomllib
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["scripts"] == {"replicax": "replicax.launch:main"}
+    assert project["scripts"] == {"replicax": "replicax._commands:main"}
 
 
 def test_a_worker_that_ends_before_it_makes_its_strategy_is_told_at_once_and_named(tmp_path):

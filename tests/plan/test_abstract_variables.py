@@ -134,9 +134,8 @@ def command(run_python, tmp_path):
     env = {"REPLICAX_VIRTUAL_DEVICES": None, "REPLICAX_PLAN_PYTHON": None, "XDG_CACHE_HOME": str(tmp_path)}
 
     def run(*arguments):
-        code = (
-            f"import sys; from replicax.launch import main; sys.exit(main({['plan', *arguments, str(file), '-x']!r}))"
-        )
+        given = ["plan", *arguments, str(file), "-x"]
+        code = f"import sys; from replicax._commands import main; sys.exit(main({given!r}))"
         return run_python(code, timeout=120, env=env)
 
     return run

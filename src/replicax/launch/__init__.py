@@ -3,7 +3,3 @@
 `replicax docs how-to/launch` is the guide; `replicax launch --help` lists the options. `python -m replicax.launch` is
 the same.
 """
-
-from replicax.launch._cli import main
-
-__all__ = ["main"]

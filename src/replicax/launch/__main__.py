@@ -2,7 +2,7 @@
 
 import sys
 
-from replicax.launch._cli import launch
+from replicax.launch._cli import main
 
 if __name__ == "__main__":
-    sys.exit(launch(sys.argv[1:], "python -m replicax.launch"))
+    sys.exit(main(sys.argv[1:], "python -m replicax.launch"))

@@ -1,4 +1,4 @@
-"""The command line: `replicax launch`, and `replicax` with its subcommands."""
+"""The command `replicax launch`: its options."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import argparse
 import contextlib
 import importlib.util
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from replicax import __version__
-from replicax._base import program_arguments, tensorflow_programs
+from replicax._base import program_arguments, tensorflow_programs, terminal
 from replicax._base.errors import JobError
 from replicax._job.channel import parse
-from replicax.launch import _run_tf
 from replicax.launch._environment import LaunchError, check_open_files
 from replicax.launch._launcher import TASK_RESTARTS, Launcher, Plan
 from replicax.launch._leader import offers
@@ -46,14 +43,6 @@ exit status:
 A worker finds in its environment: TF_CONFIG, REPLICAX_RESTART_COUNT (0, then 1, ...) and REPLICAX_REPORT_DIR. With --ps
 a task also finds REPLICAX_TASK_RESTART_COUNT (its own restarts) and, on one machine, REPLICAX_JOB_SECRET.
 `python -m replicax.launch` is the same command.
-"""
-
-_COMMANDS = """\
-commands (replicax COMMAND --help says more):
-  launch     start the workers of a job
-  plan       say what a program's training step needs on devices that are not there
-  run-tf     run a program of TensorFlow's as it is
-  check-tf   say beforehand what a program of TensorFlow's needs
 """
 
 
@@ -96,6 +85,7 @@ def parser(program: str) -> argparse.ArgumentParser:
     )
     text = "serve TensorFlow's names by replicax.tf, as replicax run-tf does"
     add("--tf", action="store_true", help=text)
+    terminal.add_option(result)
     _add_servers(result)
     _add_machines(result)
     return result
@@ -217,7 +207,7 @@ def _command(plan: Plan) -> tuple[str, ...]:
     return (sys.executable, "-m", plan.program, *plan.arguments)
 
 
-def launch(arguments: Sequence[str], program: str) -> int:
+def main(arguments: Sequence[str], program: str) -> int:
     """Launches the workers, and returns the exit status; `program` is the command's name, for its help."""
     screen = Screen()
     launcher = None
@@ -227,6 +217,7 @@ def launch(arguments: Sequence[str], program: str) -> int:
                 "this command needs Linux or macOS. Set TF_CONFIG for each worker, and start them by hand."
             )
         plan = parser(program).parse_args(arguments, Plan())
+        screen.colour(plan.color)
         complete(plan)
         launcher = Launcher(plan, screen)
         status = launcher.run()
@@ -237,29 +228,3 @@ def launch(arguments: Sequence[str], program: str) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         screen.close(5.0 if launcher is not None and launcher.interrupted else None)
     return status
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command `replicax` with its subcommand."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments and arguments[0] == "launch":
-        return launch(arguments[1:], "replicax launch")
-    if arguments and arguments[0] == "plan":
-        from replicax._plan import command  # here, since it adds a fifth to the start of the launcher
-
-        return command.main(arguments[1:], "replicax plan")
-    if arguments and arguments[0] == "run-tf":
-        return _run_tf.main(arguments[1:], "replicax run-tf")
-    if arguments and arguments[0] == "check-tf":  # it asks JAX's operations for their names
-        command_line = [sys.executable, "-m", "replicax.tf._check", *arguments[1:]]
-        return subprocess.run(command_line, check=False).returncode
-    top = argparse.ArgumentParser(
-        "replicax",
-        description="The programming model of tf.distribute on JAX.",
-        epilog=_COMMANDS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    top.add_argument("--version", action="version", version=f"replicax {__version__}")
-    top.add_argument("command", choices=["launch", "plan", "run-tf", "check-tf"], help="one of those below")
-    top.parse_args(arguments or ["--help"])
-    return 2

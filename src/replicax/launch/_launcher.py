@@ -59,6 +59,7 @@ class Plan(argparse.Namespace):
     preempt_codes: frozenset[int]  # exit statuses of workers that have saved their state and want to be restarted
     start_timeout: float  # seconds for the launchers of all machines to come together
     grace: float | None  # seconds from the request to end to SIGKILL; None for the usual
+    color: str  # "auto", "always" or "never"
     tf: bool  # workers find replicax.tf under TensorFlow's names
     tuning: bool  # workers get the settings that make JAX safe and fast on CPU
 

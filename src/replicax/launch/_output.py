@@ -12,6 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from replicax._base.terminal import has_colours
+
 # Bytes without the end of a line that are held before they are shown as a line.
 LONGEST_LINE = 1 << 20
 # The least time in seconds between two states of a progress bar, each of which becomes a line.
@@ -87,13 +89,16 @@ class Screen:
     """
 
     def __init__(self) -> None:
-        plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
         self._streams = {number: _Stream(descriptor) for number, descriptor in _standard_streams().items()}
-        self._colours = {number: not plain and stream.is_terminal for number, stream in self._streams.items()}
+        self.colour("auto")
         self._pending: list[tuple[int, bytes]] = []
         self._size = 0  # bytes that are not written yet
         self._changed = threading.Condition()
         threading.Thread(target=self._write_all, name="launch-output", daemon=True).start()
+
+    def colour(self, choice: str) -> None:
+        """Sets whether there are colours, as `--color` says."""
+        self._colours = {number: has_colours(each.is_terminal, choice) for number, each in self._streams.items()}
 
     def writer(
         self, name: str, colour: int, width: int, stream: int, tail: deque[bytes] | None = None

@@ -2,7 +2,7 @@
 
 import sys
 
-from replicax.launch import _run_tf
+from replicax._commands import run_tf
 
 if __name__ == "__main__":
-    sys.exit(_run_tf.main(sys.argv[1:], "python -m replicax.tf"))
+    sys.exit(run_tf.main(sys.argv[1:], "python -m replicax.tf"))

@@ -1,45 +1,21 @@
-"""The command `replicax check-tf`."""
+"""The work of the command `replicax check-tf`, whose options are in `_commands/check_tf.py`."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from replicax._commands import check_tf
 from replicax.tf._findings import Findings
-
-_DESCRIPTION = """\
-Read Python code, without running it, and say which names of TensorFlow it uses that replicax.tf has, which of them
-differ from TensorFlow's, which are missing and what stands for them, and which libraries it imports that need
-TensorFlow itself. Methods of tensors, datasets and other objects are not checked.
-"""
-
-_EPILOG = """\
-examples:
-  replicax check-tf train.py
-  replicax check-tf --json project > names.json
-
-exit status:
-  0 when everything is there; 1 when something is missing, or a file cannot be read; 2 when there is no such path.
-"""
 
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command, and returns its exit status."""
-    parser = argparse.ArgumentParser(
-        "replicax check-tf",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="a file, a notebook, or a folder of them")
-    parser.add_argument("--all", action="store_true", help="list the names that are there, too")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    given = parser.parse_args(arguments)
+    given = check_tf.parser("replicax check-tf").parse_args(arguments)
     findings = Findings()
     for path in given.paths:
         if not path.exists():
