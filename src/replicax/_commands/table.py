@@ -56,6 +56,13 @@ COMMANDS = (
         "replicax._plan.command",
     ),
     Command(
+        "info",
+        "Find out what is there",
+        "show versions, devices, extras, the cluster and settings, and what is wrong",
+        "replicax info",
+        "replicax._commands.info.command",
+    ),
+    Command(
         "check-tf",
         "Programs of TensorFlow",
         "list what a program needs of TensorFlow, and what is missing",
