@@ -93,6 +93,10 @@ VARIABLES = (
         "reports each compilation that takes at least this long", rf"{_SECONDS}|off|none",
     ),
     Variable(
+        "REPLICAX_PROGRESS", _MESSAGES, "0 or 1", "1 on a terminal",
+        "whether progress is shown of what takes more than two seconds", "0|1|on|off",
+    ),
+    Variable(
         "REPLICAX_HINT_SHORT_STEPS", _MESSAGES, "on or off", "on",
         "whether a hint is printed when short steps would be faster several at a time", "on|off",
     ),

@@ -16,6 +16,7 @@ import numpy as np
 from replicax._base import foreign_state, planning, specs
 from replicax._base.atomic_files import path_text
 from replicax._base.errors import CheckpointError
+from replicax._base.progress import progress
 from replicax._base.types import Leaf
 from replicax._checkpoint import files as _files
 from replicax._checkpoint import lists, object_graph, report
@@ -262,10 +263,11 @@ class Checkpoint:
         """Writes at this very path; then calls `then`, which adds it to the list of checkpoints."""
         if self._restoration is not None and self._restoration.unused():
             deferred_restore.apart(functools.partial(self._restoration.settle, late_only=True))
-        nodes = object_graph.graph_of(self._roots())
-        together = _of_several(nodes)
-        saved = _snapshot(nodes, together, self._kept_positions)
-        (_write_together if together else _write_alone)(path, saved, then)
+        with progress(f"saving {os.path.basename(path)}"):
+            nodes = object_graph.graph_of(self._roots())
+            together = _of_several(nodes)
+            saved = _snapshot(nodes, together, self._kept_positions)
+            (_write_together if together else _write_alone)(path, saved, then)
 
     def write(self, file_prefix: Path, options: object = None) -> str:
         """Saves at this very path, without counting; see `save`.
@@ -394,14 +396,16 @@ class Checkpoint:
         _refuse_inside(method)
         if save_path is None:
             return InitializationOnlyStatus()
-        restoration = Restoration(path_text(save_path, "checkpoint"), self._roots(), exactly)
-        if counting:
-            self.save_counter  # noqa: B018  # makes it
-        try:
-            deferred_restore.apart(restoration.settle)
-        except BaseException:
-            restoration.quiet = True
-            raise
+        path = path_text(save_path, "checkpoint")
+        with progress(f"restoring {os.path.basename(path)}"):
+            restoration = Restoration(path, self._roots(), exactly)
+            if counting:
+                self.save_counter  # noqa: B018  # makes it
+            try:
+                deferred_restore.apart(restoration.settle)
+            except BaseException:
+                restoration.quiet = True
+                raise
         if self._restoration is not None:
             self._restoration.quiet = True
             self._restoration.stop()

@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
 
 import jax
@@ -30,6 +30,7 @@ from replicax._base.atomic_files import (
     write_record,
 )
 from replicax._base.errors import CheckpointError
+from replicax._base.progress import progress
 from replicax._base.suppress_output import without_logs
 from replicax._checkpoint import tensor_bundle
 
@@ -140,7 +141,8 @@ def write(path: str, saved: Saved, listed: bool = False) -> None:
     with contextlib.closing(checkpointer), errors_of_disks(f"checkpoint {path}"), replacing(path, CHECKPOINT) as new:
         if stored:
             folder, name = os.path.split(new)
-            with _tensorstore_path(folder) as known, without_logs("absl", "Skipping merge of OCDBT checkpoints"):
+            quiet = without_logs("absl", "Skipping merge of OCDBT checkpoints")
+            with _tensorstore_path(folder) as known, quiet, progress("writing arrays"):
                 try:
                     checkpointer.save(os.path.join(known, name), args.PyTreeSave(stored))
                 except (ValueError, RuntimeError) as error:  # as tensorstore says that the disk is full
@@ -188,20 +190,19 @@ def checksums(folder: str) -> dict[str, int]:
 
     OCDBT checks its index alone: without these, a flipped bit in an array's data is read as another value.
     """
-    found = {}
-    for inner, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(inner, name)
-            if (where := os.path.relpath(path, folder)) != RECORD:
-                found[where] = _checksum(path)
-    return found
+    paths = [os.path.join(inner, name) for inner, _, names in os.walk(folder) for name in names]
+    found = {os.path.relpath(path, folder): path for path in paths}
+    found.pop(RECORD, None)
+    with progress("computing checksums", total=sum(map(os.path.getsize, found.values())), unit="bytes") as bar:
+        return {where: _checksum(path, bar) for where, path in found.items()}
 
 
-def _checksum(path: str) -> int:
+def _checksum(path: str, bar: progress) -> int:
     checksum = 0
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             checksum = zlib.crc32(block, checksum)
+            bar.advance(len(block))
     return checksum
 
 
@@ -254,13 +255,23 @@ def _check(path: str, place: str) -> Record:
         raise _damaged(path, f"{RECORD} cannot be read ({error})") from error
     if content["format"] != _FORMAT:
         raise CheckpointError(f"{path} has format {content['format']}, which a newer replicax writes and reads.")
-    for name, checksum in content["files"].items():
-        try:
-            if _checksum(os.path.join(place, name)) != checksum:
-                raise _damaged(path, f"the checksum of {name} does not fit")
-        except OSError as error:
-            raise _damaged(path, f"{name} cannot be read ({error})") from error
+    with progress("checking files", total=_size(place, content["files"]), unit="bytes") as bar:
+        for name, checksum in content["files"].items():
+            try:
+                if _checksum(os.path.join(place, name), bar) != checksum:
+                    raise _damaged(path, f"the checksum of {name} does not fit")
+            except OSError as error:
+                raise _damaged(path, f"{name} cannot be read ({error})") from error
     return content
+
+
+def _size(folder: str, names: Iterable[str]) -> int:
+    """Returns the bytes of these files, for a display; files that cannot be read count nothing."""
+    size = 0
+    for name in names:
+        with contextlib.suppress(OSError):
+            size += os.path.getsize(os.path.join(folder, name))
+    return size
 
 
 def _damaged(path: str, what: str) -> CheckpointError:
@@ -291,7 +302,8 @@ def _read(path: str, place: str) -> Saved:
     stored: dict[str, np.ndarray] = {}
     if any(0 not in kind["shape"] for kind in content["arrays"].values()):
         args, checkpointer = orbax_checkpointer()
-        with contextlib.closing(checkpointer), _tensorstore_path(os.path.abspath(place)) as known:
+        at = os.path.abspath(place)
+        with contextlib.closing(checkpointer), _tensorstore_path(at) as known, progress("reading arrays"):
             stored = checkpointer.restore(known, args.PyTreeRestore())
     arrays = {}
     for key, kind in content["arrays"].items():

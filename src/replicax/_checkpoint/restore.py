@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
+from replicax._base.progress import progress
 from replicax._checkpoint import files as _files
 from replicax._checkpoint import object_graph
 from replicax._checkpoint.object_graph import CheckpointLeaf, Identity, Names, ObjectNode, PositionLeaf
@@ -80,7 +81,11 @@ class Restoration:
                 plan.append((node, leaf, values))
             elif isinstance(leaf.owner, Variable) and late is not False:
                 leaf.owner._late = False  # it is among the objects, and there is nothing for it
-        found = [self._checked(node, leaf, values) for node, leaf, values in plan]
+        found = []
+        with progress("reading values", total=len(plan), unit="values") as bar:
+            for node, leaf, values in plan:
+                found.append(self._checked(node, leaf, values))
+                bar.advance()
         _move([(leaf, values[()]) for _, leaf, values in plan if isinstance(leaf, PositionLeaf)])
         for (_, leaf, values), arrays in zip(plan, found):
             self._given[leaf.identity] = leaf

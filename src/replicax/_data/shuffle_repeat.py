@@ -11,6 +11,7 @@ from typing import Self
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
+from replicax._base.progress import progress
 from replicax._base.types import Tree
 from replicax._data.base import Base
 from replicax._data.element_files import cached_in_file
@@ -237,9 +238,19 @@ def _from(parts: Iterable[Base], reading: Reading, start: int, until_empty: bool
             return  # repeating an empty dataset would never end
 
 
+def _filled(elements: Iterator[Tree], size: int) -> list[Tree]:
+    """Returns the first elements, so many at most."""
+    buffer: list[Tree] = []
+    with progress("filling the buffer of shuffle", total=size, unit="elements") as bar:
+        for element in itertools.islice(elements, size):
+            buffer.append(element)
+            bar.advance()
+    return buffer
+
+
 def _shuffled(elements: Iterator[Tree], size: int, rng: np.random.Generator) -> Iterator[Tree]:
     """Shuffles elements: each that comes in takes the place of a random one of the buffer, which goes out."""
-    buffer = list(itertools.islice(elements, size))
+    buffer = _filled(elements, size)
     slots: list[int] = []
     state, drawn = rng.bit_generator.state, 0
     for element in elements:

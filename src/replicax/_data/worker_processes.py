@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 
 import jax
 
+from replicax._base import progress
 from replicax._base.types import Leaf, Tree
 from replicax._data import by_value, process_link
 from replicax._data.by_value import CannotShip, pickled
@@ -132,7 +133,7 @@ def _started(link: int, memory: int) -> subprocess.Popen[bytes]:
     )
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     environment = {key: value for key, value in os.environ.items() if key not in _NOT_HANDED_ON}
-    environment |= {"JAX_PLATFORMS": "cpu", VARIABLE: "0"}
+    environment |= {"JAX_PLATFORMS": "cpu", VARIABLE: "0", progress.VARIABLE: "0"}
     return subprocess.Popen(
         [sys.executable, *flags, "-c", code],
         env=environment, stdin=subprocess.DEVNULL, pass_fds=[link, memory],

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from replicax._base.progress import progress
 from replicax._job import state
 
 _VARIABLE = "REPLICAX_LOG_COMPILES"
@@ -69,34 +70,37 @@ class CompileNote(NamedTuple):
 
 class _Spent(threading.local):
     seconds = 0.0
+    shown: progress | None = None  # of the program that is being compiled
+    name = ""
 
 
 _spent = _Spent()
-_EVENTS = {
-    "/jax/core/compile/jaxpr_trace_duration",
-    "/jax/core/compile/jaxpr_to_mlir_module_duration",
-    "/jax/core/compile/backend_compile_duration",
-}
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+_EVENTS = {"/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration", _COMPILED}
 
 
 def _listen(event: str, duration_secs: float, **_: Any) -> None:
     if event in _EVENTS:
         _spent.seconds += duration_secs
+    if event == _COMPILED and _spent.shown is not None:
+        _spent.shown.description = f"running {_spent.name} for the first time"
 
 
 jax.monitoring.register_event_duration_secs_listener(_listen)
 
 
-def begin() -> None:
-    """Notes that this thread is about to compile a program."""
-    _spent.seconds = 0.0
+def begin(name: str) -> progress:
+    """Notes that this thread is about to compile a program, and returns a context that shows it if it takes long."""
+    _spent.seconds, _spent.name = 0.0, name
+    _spent.shown = progress(f"compiling {name}")
+    return _spent.shown
 
 
 def end(name: str, note: CompileNote) -> None:
     """Tells of a program that was compiled, if it took long."""
     global _limit
     traced, inputs, cause = note
-    seconds = traced + _spent.seconds
+    seconds, _spent.shown = traced + _spent.seconds, None
     if _limit is None:
         _limit = _from_environment()
     job = state.current()

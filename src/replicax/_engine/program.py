@@ -320,9 +320,9 @@ class Program:
                 awaited.update(self._assigned() - frames.awaited)
                 frames.awaited.update(awaited)
             compiles = not (chosen.is_compiled or taped)
-            with _nowhere if level.device is None else jax.default_device(level.device):
+            placed = _nowhere if level.device is None else jax.default_device(level.device)
+            with placed, compile_log.begin(self.name) if compiles else _nowhere:
                 if compiles:
-                    compile_log.begin()
                     if under_way is not None:
                         under_way.compile(program, *arguments)
                 elif call.probe is not None:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import jax
 
 from replicax._base import foreign_state, tracebacks
+from replicax._base.progress import progress
 from replicax._base.types import Leaf, Tree
 from replicax._engine import general_trace, modes, multi_step, turns
 from replicax._engine.compile_log import CompileNote
@@ -184,7 +185,7 @@ class Programs:
         tracing = Tracing(call, list(queue), lambda: self.uneven.run_eagerly(call))
         began = time.monotonic()
         try:
-            with modes.no_creation(not creation), self._code.entered():
+            with modes.no_creation(not creation), self._code.entered(), progress(f"tracing {self._code.name}"):
                 jaxpr = tracing.run(self._code)
         except BaseException as error:
             self.log.traces -= tracing.found_uneven

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from replicax._base import jax_internals, suppress_output
+from replicax._base import jax_internals, progress, suppress_output
 from replicax._base.errors import JobError
 from replicax._job import preflight as _preflight
 from replicax._job import process_exit, state
@@ -105,6 +105,8 @@ def join(job: Job) -> None:
     said: dict[int, dict[str, Any]] = {}
     peers = {i: Peer(job.name(i), job.addresses[i]) for i in range(len(job.tasks))}
     process_exit.mark_waiting(job.process_id, job.addresses)
+    if job.process_id != 0:
+        progress.keep_quiet()
     if job.process_id == 0:
         gathering = _preflight.Gathering(job, limit)
         gathering.run()

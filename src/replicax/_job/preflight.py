@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from replicax._base.errors import JobError
+from replicax._base.progress import progress
 from replicax._base.version import __version__
 from replicax._job import process_exit
 from replicax._job.channel import (
@@ -90,10 +91,11 @@ class Gathering:
         job = self._job
         start = time.monotonic()
         noted = False
-        with self._listener() as listener:
+        others = len(job.tasks) - 1
+        with self._listener() as listener, progress("waiting for the other processes", others, "processes") as bar:
             listener.setblocking(False)
             while missing := [i for i in range(1, len(job.tasks)) if i not in self.channels]:
-                now = time.monotonic()
+                now, bar.done = time.monotonic(), others - len(missing)
                 if now - start > self._timeout:
                     raise self.refuse(self._missing(missing))
                 if not noted and now - start > _NOTE:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from replicax._base import doc_pages
 from replicax._base.planning import PlanError
+from replicax._base.progress import progress
 from replicax._base.types import Tree
 from replicax._data.iterators import ElementIterator
 from replicax._engine.function import Function, function, is_function
@@ -97,6 +98,12 @@ def compile_all(step: Step, topologies: Sequence[chips.Topology]) -> list[Topolo
     def planned(lowered: Lowered, topology: chips.Topology) -> TopologyPlan:
         return report(topology, lowered.replicas, lowered.inputs, apart.compiled(lowered, topology))
 
-    with concurrent.futures.ThreadPoolExecutor(apart.AT_ONCE) as pool:
+    with (
+        progress(f"planning {step.name}", total=len(topologies), unit="topologies") as bar,
+        concurrent.futures.ThreadPoolExecutor(apart.AT_ONCE) as pool,
+    ):
         waiting = [pool.submit(planned, step.lowered(topology), topology) for topology in topologies]
+        for each in concurrent.futures.as_completed(waiting):
+            if each.exception() is None:
+                bar.advance()
         return [each.result() for each in waiting]

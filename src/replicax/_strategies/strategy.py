@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from replicax._base import foreign_state, nest, tracebacks
+from replicax._base.progress import is_wanted, progress
 from replicax._base.types import (
     InputContext,
     InputOptions,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from replicax._cluster.resolver import ClusterResolver
 
 _T = TypeVar("_T")
+_LARGE = 1 << 24  # bytes
 _GATHER_NEEDED = (
     "tf.distribute.Strategy.gather method requires cross-replica context, use "
     "get_replica_context().all_gather() instead"
@@ -215,7 +217,7 @@ class Strategy(LayoutMethods, OlderMethods):
         """
         context.require_cross_replica(self, _GATHER_NEEDED)
         axis = as_integer("axis", axis)
-        with self._own_scope():
+        with self._own_scope(), progress("gathering values") if _takes_long(value) else contextlib.nullcontext():
             gathered = nest.map_structure(lambda leaf: self._extended._gather(leaf, axis), value)
         return _followed("gather", value, gathered)
 
@@ -409,6 +411,11 @@ class Strategy(LayoutMethods, OlderMethods):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"cannot pickle {type(self).__name__!r}: it stands for devices of this process")
+
+
+def _takes_long(value: Tree) -> bool:
+    """Returns whether a gather may be worth a display, which costs as much as to gather a small value."""
+    return is_wanted() and sum(getattr(array, "nbytes", 0) for array in arrays_of(value)) >= _LARGE
 
 
 def _followed(name: str, value: Tree, result: _T) -> _T:
