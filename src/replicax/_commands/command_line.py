@@ -50,7 +50,7 @@ def overview(style: Style) -> str:
             *lines,
             "",
             f"`{PROGRAM} COMMAND --help` explains a command; `{PROGRAM} --version` shows the version.",
-            f"Documentation: {doc_pages.page('guide.md')}",
+            f"Documentation: {doc_pages.page('index')}",
         ]
     )
 

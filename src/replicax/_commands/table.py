@@ -76,6 +76,13 @@ COMMANDS = (
         "replicax run-tf train.py",
         "replicax._commands.run_tf",
     ),
+    Command(
+        "completion",
+        "Set up this terminal",
+        "print a script that completes command lines in bash, zsh or fish",
+        "replicax completion bash",
+        "replicax._commands.completion",
+    ),
 )
 
 

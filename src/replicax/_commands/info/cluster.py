@@ -35,7 +35,7 @@ def cluster() -> Section:
 
 
 def _page() -> str:
-    return doc_pages.page("launch.md")
+    return doc_pages.page("how-to/launch")
 
 
 def _sources() -> list[tuple[str, Callable[[], object], str]]:
