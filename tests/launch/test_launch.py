@@ -641,3 +641,21 @@ def test_a_worker_that_takes_no_part_in_a_job_of_the_others_may_end(tmp_path):
     with Launch(tmp_path, "--workers 3", program, env={"JAX_PLATFORMS": "cpu"}) as launch:
         assert launch.wait(120.0) == 0, launch.output
     assert launch.out.count("2 replicas") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "coloured"),
+    [
+        ("--workers 1", {}, False),  # not a terminal
+        ("--workers 1 --color always", {"NO_COLOR": "1"}, True),
+        ("--workers 1", {"FORCE_COLOR": "1"}, True),
+        ("--workers 1 --color never", {"FORCE_COLOR": "1"}, False),
+        ("--workers 1", {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_names_of_workers_have_colours_as_asked_for(tmp_path, options, env, coloured):
+    environment = {"NO_COLOR": None, "FORCE_COLOR": None, "TERM": "xterm", **env}
+    with Launch(tmp_path, options, 'print("hello"); sys.exit(3)', env=environment) as launch:
+        assert launch.wait() == 3, launch.output
+    assert launch.out == ("\x1b[36m[worker 0] \x1b[0mhello\n" if coloured else "[worker 0] hello\n")
+    assert launch.err.startswith("\x1b[1;31mreplicax launch: " if coloured else "replicax launch: ")
