@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class ReplicaxError(Exception):
-    """The base of replicax's own exceptions.
+    """The base of replicax's own exceptions. Those that TensorFlow has too can be made of its arguments as well.
 
     >>> import replicax as rx
     >>> try:
@@ -15,6 +15,21 @@ class ReplicaxError(Exception):
     ...     print(type(error).__name__)
     DeviceError
     """
+
+    def __init__(self, *args: object) -> None:
+        if len(args) in (3, 4) and not isinstance(args[0], (int, str)) and isinstance(args[2], str):
+            args = args[2:3]  # TensorFlow's arguments: a node, an operation, the message and sometimes a code
+        super().__init__(*args)
+
+    @property
+    def message(self) -> str:
+        """The text of the error.
+
+        >>> import replicax as rx
+        >>> rx.DeviceError("no such device").message
+        'no such device'
+        """
+        return str(self)
 
 
 class InvalidArgumentError(ReplicaxError, ValueError):

@@ -84,8 +84,10 @@ def glob(pattern: _Path | list[_Path] | tuple[_Path, ...]) -> list[str]:
 
 
 def mkdir(path: _Path) -> None:
-    """Creates a folder; raises `AlreadyExistsError` if it exists, `NotFoundError` if its parent does not."""
+    """Creates a folder; does nothing if it exists; raises `NotFoundError` if its parent does not."""
     filesystem, name = _place(path)
+    if filesystem.isdir(name):
+        return
     with _as_tensorflow(path):
         filesystem.mkdir(name, create_parents=False)
 
