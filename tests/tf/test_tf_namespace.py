@@ -113,6 +113,7 @@ os.chdir(tempfile.mkdtemp())
 for root in (os.path.join(os.getcwd(), "here"), "relative", "memory://there"):
     g.makedirs(g.join(root, "a", "b"))
     g.makedirs(g.join(root, "a", "b"))
+    g.mkdir(g.join(root, "a", "b"))  # nothing happens where the folder exists
     with g.GFile(g.join(root, "a", "f.txt"), "w") as f:
         f.write("one\\ntwo\\n")
     with g.GFile(g.join(root, "a", "f.txt")) as f:
@@ -120,6 +121,8 @@ for root in (os.path.join(os.getcwd(), "here"), "relative", "memory://there"):
     with g.GFile(g.join(root, "a", "f.txt")) as f:
         assert list(f) == ["one\\n", "two\\n"] and f.size() == 8
     assert g.GFile(g.join(root, "a", "f.txt"), "rb").read(3) == b"one"
+    assert tf.io.read_file(g.join(root, "a", "f.txt")).numpy() == b"one\\ntwo\\n"
+    assert tf.io.matching_files(g.join(root, "a", "*.txt")).numpy().tolist() == [g.join(root, "a", "f.txt").encode()]
     assert g.exists(g.join(root, "a", "f.txt")) and g.isdir(g.join(root, "a"))
     assert not g.isdir(g.join(root, "a", "f.txt")) and not g.exists(g.join(root, "nosuch"))
     assert sorted(g.listdir(g.join(root, "a"))) == ["b", "f.txt"]

@@ -136,7 +136,7 @@ class UnavailableError(ReplicaxError, ConnectionError):
     error_code = 14
 
 
-class DeviceError(ReplicaxError, ValueError):
+class DeviceError(ReplicaxError, ValueError, RuntimeError):
     """A device that is not there, is named twice, or is asked for too late.
 
     >>> import replicax as rx

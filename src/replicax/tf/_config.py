@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import jax
 
@@ -15,35 +16,25 @@ from replicax._engine import modes
 from replicax.tf import _accelerators
 
 
-class LogicalDevice:
+class LogicalDevice(NamedTuple):
     """A device by name and type."""
 
-    def __init__(self, name: str, device_type: str):
-        self.name, self.device_type = name, device_type
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(name={self.name!r}, device_type={self.device_type!r})"
+    name: str
+    device_type: str
 
 
 class PhysicalDevice(LogicalDevice):
     """A device of the machine."""
 
+    __slots__ = ()
 
-class LogicalDeviceConfiguration:
+
+class LogicalDeviceConfiguration(NamedTuple):
     """One virtual device, for `set_logical_device_configuration`."""
 
     memory_limit: float | None = None
     experimental_priority: int | None = None
     experimental_device_ordinal: int | None = None
-
-    def __init__(
-        self,
-        memory_limit: float | None = None,
-        experimental_priority: int | None = None,
-        experimental_device_ordinal: int | None = None,
-    ):
-        self.memory_limit, self.experimental_priority = memory_limit, experimental_priority
-        self.experimental_device_ordinal = experimental_device_ordinal
 
 
 def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from replicax._base import doc_pages
 from replicax._base.errors import FailedPreconditionError, NotFoundError
-from replicax._data.elements import Probe
+from replicax._data.elements import Probe, as_strings
 from replicax.tf._exceptions import AlreadyExistsError
 from replicax.tf._types import TensorLike
 
@@ -295,9 +295,9 @@ def read_file(filename: TensorLike, name: str | None = None) -> np.ndarray:
     path = _text(filename)
     if ":" not in path:  # a file of this machine, for which fsspec would take longer than reading does
         with _as_tensorflow(path):
-            return np.array(_content_of(path), object)
+            return as_strings(np.array(_content_of(path), object))
     with GFile(path, "rb") as file:
-        return np.array(file.read(), object)
+        return as_strings(np.array(file.read(), object))
 
 
 def write_file(filename: TensorLike, contents: TensorLike, name: str | None = None) -> None:
@@ -312,7 +312,7 @@ def matching_files(pattern: TensorLike, name: str | None = None) -> np.ndarray:
     """Returns the files that match a pattern as a tensor of bytes, sorted."""
     patterns = [_text(p) for p in np.atleast_1d(np.asarray(pattern, object))]
     found = sorted({path for p in patterns for path in glob(p)})
-    return np.array([path.encode() for path in found], object)
+    return as_strings(np.array([path.encode() for path in found], object))
 
 
 GFILE = """GFile copy exists get_registered_schemes glob isdir join listdir makedirs mkdir remove rename rmtree stat

@@ -237,7 +237,8 @@ def _reduced(combine: np.ufunc, sp_input: SparseTensor, axis: Any, keepdims: boo
     totals = np.zeros(len(places), values.dtype)
     if len(places):
         order = np.argsort(group, kind="stable")
-        totals = combine.reduceat(values[order], np.searchsorted(group[order], np.arange(len(places))))
+        starts = np.searchsorted(group[order], np.arange(len(places)))
+        totals = combine.reduceat(values[order], starts, dtype=values.dtype)  # NumPy adds up int32 as int64
     if not (kept or keepdims or sparse):
         return as_tensor(totals.sum(dtype=values.dtype))
     rows = np.stack(np.unravel_index(places, sizes), -1) if kept else np.zeros((len(places), 0), np.int64)

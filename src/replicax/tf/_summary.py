@@ -213,7 +213,7 @@ def _record(name: str, data: TensorLike, step: TensorLike, write: _Write) -> jax
     """Calls `write(events, tag, data, step)` now or, in a traced function, when the program runs."""
     step = _state.step if step is None else step
     writer = _state.writer
-    if writer is None:
+    if writer is None or writer._logdir is None:  # no writer, or one that writes nothing
         return False
     if step is None:
         raise ValueError("No step set. Please specify one either through the `step` argument or through `set_step()`.")

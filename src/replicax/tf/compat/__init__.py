@@ -6,7 +6,7 @@ import importlib
 import os
 from typing import Any
 
-from replicax.tf._absent import missing_from
+from replicax.tf._absent import missing_from as _missing_from
 from replicax.tf.compat import v1 as v1
 
 
@@ -46,7 +46,7 @@ def dimension_value(dimension: int | None) -> int | None:
     return dimension
 
 
-_missing = missing_from("compat")
+_missing = _missing_from("compat")
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,8 @@ import types as _modules
 import typing as _typing
 from typing import Any
 
-from replicax._strategies.deprecated import V1Methods, get_loss_reduction
+from replicax._strategies.deprecated import V1Methods as _V1Methods
+from replicax._strategies.deprecated import get_loss_reduction
 from replicax.tf import distribute as _v2
 from replicax.tf.distribute import (
     CrossDeviceOps,
@@ -32,7 +33,7 @@ if _typing.TYPE_CHECKING:
 
 def _with_v1_methods(name: str, strategy: Any, **own: Any) -> Any:
     """The strategy of this name with the older methods, and with what its older class alone had."""
-    bases = (V1Methods, strategy) if strategy is _v2.Strategy else (Strategy, strategy)
+    bases = (_V1Methods, strategy) if strategy is _v2.Strategy else (Strategy, strategy)
     return type(f"{name}V1", bases, {"__doc__": strategy.__doc__, "__module__": __name__, **own})
 
 
