@@ -35,7 +35,15 @@ PAGES = {
     "CONTRIBUTING.md": "project/contributing.md",
     "SECURITY.md": "project/security.md",
 }
-GENERATED = {DOCS / name: Path(name) for name in ("reference/api/index.rst", "reference/tf/index.rst")}
+# Pages that `reference` writes, to which others link.
+GENERATED_NAMES = (
+    "reference/api/index.rst",
+    "reference/tf/index.rst",
+    "reference/command-line.md",
+    "reference/environment.md",
+    "reference/exit-codes.md",
+)
+GENERATED = {DOCS / name: Path(name) for name in GENERATED_NAMES}
 # Sections: their index pages list their pages in the order of the site's navigation.
 SECTIONS = ("start", "tutorials", "how-to", "explanation", "reference")
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}

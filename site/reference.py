@@ -15,6 +15,7 @@ import types
 from pathlib import Path
 
 import markup
+import terminal_reference
 
 import replicax as rx
 
@@ -146,6 +147,7 @@ def write(folder: Path) -> None:
             (places / f"replicax.{name}.rst").write_text("\n".join(page) + "\n", encoding="utf-8")
         index += ["", ".. toctree::", "   :hidden:", "", *(f"   replicax.{name}" for name in listed), ""]
     (places / "index.rst").write_text("\n".join(index) + "\n", encoding="utf-8")
+    terminal_reference.write(folder)
     # `replicax.tf` changes how JAX's arrays print, so it is read in a process of its own.
     here = Path(__file__)
     subprocess.run([sys.executable, str(here.with_name("tf_reference.py")), str(folder / "tf")], check=True)

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import markup  # noqa: E402
+import tf_examples  # noqa: E402
 import tf_names  # noqa: E402
 from reference import heading  # noqa: E402
 from sphinx.ext.napoleon import Config, GoogleDocstring  # noqa: E402
@@ -44,11 +45,12 @@ def entry(full: str, value: object, others: list[str]) -> list[str]:
         body += ["", "Other names: " + ", ".join(f"``{name}``" for name in others) + "."]
     if difference := _absent.difference(full.partition(".")[2]):
         body += ["", f"Differs from TensorFlow: {difference.rstrip('.')}."]
-    body += EXAMPLES.get(full, [])
+    if example := EXAMPLES.get(full):
+        body += ["", *markup.as_markup(example.text.splitlines()), "", *example.code.splitlines()]
     return [*lines, "", *(f"   {line}" if line else "" for line in body), ""]
 
 
-EXAMPLES: dict[str, list[str]] = {}
+EXAMPLES = tf_examples.load()
 
 
 def write(folder: Path) -> None:

@@ -47,6 +47,9 @@ EXIT_CODES = (
     ExitCode("replicax info", "0", "no problem was found"),
     ExitCode("replicax info", "1", "a problem was found; the output lists it, with what to do"),
     ExitCode("replicax info", "2", "an option is wrong"),
+    ExitCode("replicax docs", "0", "the page, or a section with the words, was shown"),
+    ExitCode("replicax docs", "1", "there is no such page or section, or no page has the words"),
+    ExitCode("replicax docs", "2", "an option is wrong"),
     ExitCode("replicax completion", "0", "the script was printed"),
     ExitCode("replicax completion", "2", "an option is wrong, or there is no such shell"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from itertools import groupby
@@ -19,7 +20,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `replicax` with these arguments (by default those of the process), and returns the exit status."""
     name, *others = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if command := find(name):
-        return command.run(others)
+        try:
+            return command.run(others)
+        except BrokenPipeError:  # who reads the output, such as `head`, has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 128 + 13
     if name == "help" and others and (command := find(others[0])):
         return command.run(["--help"])
     if name in ("-h", "--help", "help") and not others:
@@ -50,7 +55,7 @@ def overview(style: Style) -> str:
             *lines,
             "",
             f"`{PROGRAM} COMMAND --help` explains a command; `{PROGRAM} --version` shows the version.",
-            f"Documentation: {doc_pages.page('index')}",
+            f"Documentation: {doc_pages.page('index')}; `{PROGRAM} docs` lists its pages.",
         ]
     )
 

@@ -63,6 +63,13 @@ COMMANDS = (
         "replicax._commands.info.command",
     ),
     Command(
+        "docs",
+        "Find out what is there",
+        "show a page of the documentation, or find the words of an error message",
+        "replicax docs how-to/launch",
+        "replicax._commands.docs",
+    ),
+    Command(
         "check-tf",
         "Programs of TensorFlow",
         "list what a program needs of TensorFlow, and what is missing",

@@ -1,0 +1,63 @@
+"""Writes the pages of the command line, of environment variables and of exit statuses, from the tables in replicax."""
+
+from __future__ import annotations
+
+import os
+from itertools import groupby
+from pathlib import Path
+
+from replicax._base.environment_variables import VARIABLES
+from replicax._base.exit_codes import EXIT_CODES
+from replicax._commands.table import COMMANDS, PROGRAM
+
+os.environ["COLUMNS"] = "100"  # argparse lays out help for the width of the terminal
+os.environ["NO_COLOR"] = "1"
+
+
+def write(folder: Path) -> None:
+    """Writes the pages into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "command-line.md").write_text(command_line(), encoding="utf-8")
+    (folder / "environment.md").write_text(environment(), encoding="utf-8")
+    (folder / "exit-codes.md").write_text(exit_codes(), encoding="utf-8")
+
+
+def command_line() -> str:
+    """Returns the page of the commands: what each does, an example, and its help."""
+    lines = [
+        "# Command line",
+        "",
+        f"`{PROGRAM}` alone lists its commands, and `{PROGRAM} COMMAND --help` explains one.",
+    ]
+    lines += ["[Exit statuses](exit-codes.md) says how they end.", ""]
+    for command in COMMANDS:
+        lines += [f"## {PROGRAM} {command.name}", "", f"{command.summary[0].upper()}{command.summary[1:]}.", ""]
+        lines += ["```sh", command.example, "```", "", "```text", command.parser().format_help().rstrip(), "```", ""]
+    return "\n".join(lines)
+
+
+def environment() -> str:
+    """Returns the page of the environment variables."""
+    lines = [
+        "# Environment variables",
+        "",
+        "`replicax info` shows which of them are set, and what is wrong with them.",
+        "",
+    ]
+    for group, variables in groupby(VARIABLES, key=lambda variable: variable.group):
+        lines += [f"## {group}", ""]
+        for variable in variables:
+            meaning = f"{variable.meaning[0].upper()}{variable.meaning[1:]}."
+            lines += [f"### {variable.name}", "", meaning, ""]
+            lines += [f"Values: {variable.values}. By default: {variable.default}.", ""]
+    return "\n".join(lines)
+
+
+def exit_codes() -> str:
+    """Returns the page of the exit statuses."""
+    lines = ["# Exit statuses", "", "What a command, or a program that uses replicax, ends with.", ""]
+    for command, codes in groupby(EXIT_CODES, key=lambda code: code.command):
+        title = f"{command[0].upper()}{command[1:]}" if command.startswith("a ") else command
+        lines += [f"## {title}", "", "| status | meaning |", "|---|---|"]
+        lines += [f"| {code.status} | {code.meaning} |" for code in codes] + [""]
+    return "\n".join(lines)

@@ -1,0 +1,149 @@
+"""`replicax docs`: shows the pages of the documentation that are installed with the package."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from replicax._base import doc_pages
+
+_FENCE = re.compile(r"^(`{3,})(\{?[\w-]*\}?).*$")
+_HEADING = re.compile(r"^(#+) +(.*?) *$")
+
+
+def parser(program: str) -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    result = argparse.ArgumentParser(
+        program, description="Show a page of the documentation, or one of its sections, in this terminal."
+    )
+    result.add_argument(
+        "page", nargs="?", help="a page such as how-to/launch, or a section such as how-to/launch#slurm"
+    )
+    result.add_argument("--search", metavar="WORDS", help="list the sections that have these words, such as an error's")
+    return result
+
+
+def main(arguments: Sequence[str], program: str) -> int:
+    """Shows a page, the list of pages or the sections with some words, and returns the exit status."""
+    options = parser(program).parse_args(arguments)
+    pages = {path.relative_to(doc_pages.folder()).with_suffix("").as_posix(): path for path in _paths()}
+    if not pages:
+        print(f"{program}: this installation has no documentation in {doc_pages.folder()}.", file=sys.stderr)
+        return 1
+    if options.search is not None:
+        return _search(options.search, pages, program)
+    if options.page is None:
+        _list(pages, program)
+        return 0
+    name, _, anchor = options.page.removesuffix(".md").partition("#")
+    name = _full_name(name.removesuffix(".html"), pages)
+    if name not in pages:
+        near = difflib.get_close_matches(name, [*pages, *(page.rpartition("/")[2] for page in pages)], 1)
+        hint = f" Did you mean {_full_name(near[0], pages)}?" if near else ""
+        print(f"{program}: there is no page {name}.{hint} `{program}` lists all pages.", file=sys.stderr)
+        return 1
+    text = pages[name].read_text(encoding="utf-8")
+    if anchor:
+        section = _section(text, anchor)
+        if section is None:
+            titles = ", ".join(f"#{_slug(title)}" for _, _, title in _headings(text))
+            print(f"{program}: {name} has no section #{anchor}. It has {titles}.", file=sys.stderr)
+            return 1
+        text = section
+    _show(text)
+    return 0
+
+
+def _paths() -> list[Path]:
+    return sorted(doc_pages.folder().rglob("*.md"))
+
+
+def _full_name(name: str, pages: dict[str, Path]) -> str:
+    """Returns the name of the only page whose last part is `name`, or `name` itself."""
+    ending = [page for page in pages if page.rpartition("/")[2] == name]
+    return ending[0] if len(ending) == 1 and name not in pages else name
+
+
+def _headings(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yields the line, the level and the title of each heading that is not in a block of code."""
+    fence = ""
+    for number, line in enumerate(text.splitlines()):
+        if found := _FENCE.match(line):
+            fence = "" if fence and found[1].startswith(fence) else fence or found[1]
+        elif not fence and (heading := _HEADING.match(line)):
+            yield number, len(heading[1]), heading[2]
+
+
+def _slug(title: str) -> str:
+    """Returns the anchor of a heading, as forges and the site make it.
+
+    >>> _slug("What `rx.function` does")
+    'what-rxfunction-does'
+    """
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def _section(text: str, anchor: str) -> str | None:
+    """Returns a section with its subsections, or None where there is none with that anchor."""
+    headings = list(_headings(text))
+    for place, (number, level, title) in enumerate(headings):
+        if _slug(title) == anchor:
+            end = next((line for line, other, _ in headings[place + 1 :] if other <= level), None)
+            return "\n".join(text.splitlines()[number:end]).rstrip() + "\n"
+    return None
+
+
+def _list(pages: dict[str, Path], program: str) -> None:
+    width = max(map(len, pages))
+    section = ""
+    for name in sorted(pages, key=lambda name: ("/" in name, name)):
+        title = next((title for _, _, title in _headings(pages[name].read_text(encoding="utf-8"))), "")
+        if name.rpartition("/")[0] != section:
+            section = name.rpartition("/")[0]
+            print()
+        print(f"  {name:{width}}  {title}")
+    print(f"\n`{program} PAGE` shows a page, `{program} --search WORDS` finds the words of an error message.")
+
+
+def _search(words: str, pages: dict[str, Path], program: str) -> int:
+    """Lists the sections that have the words as they are; else those that have all of them."""
+    found: dict[bool, dict[str, str]] = {True: {}, False: {}}
+    whole = " ".join(words.lower().split())
+    for name, path in pages.items():
+        text = path.read_text(encoding="utf-8")
+        lines, headings = text.splitlines(), [*_headings(text)]
+        for place, (number, _, title) in enumerate(headings):
+            end = headings[place + 1][0] if place + 1 < len(headings) else len(lines)
+            body = " ".join(" ".join(lines[number:end]).lower().replace("`", "").split())
+            for literal in (True, False):
+                if (whole in body) if literal else all(word in body for word in whole.split()):
+                    found[literal][f"{name}#{_slug(title)}" if place else name] = title
+    matches = found[True] or found[False]
+    for address, title in matches.items():
+        print(f"  {address}\n      {title}")
+    if not matches:
+        print(f"{program}: no page has {words!r}.", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _show(text: str) -> None:
+    """Prints Markdown: laid out by rich on a terminal where it is installed, else as it is written."""
+    text = re.sub(r"\A---\n.*?\n---\n+", "", text, flags=re.DOTALL)  # the head of a tutorial
+    text = re.sub(r"^(`{3,})\{code-cell\}.*$", r"\1python", text, flags=re.MULTILINE)
+    if sys.stdout.isatty():
+        try:
+            from rich.console import Console
+            from rich.markdown import Markdown
+        except ImportError:
+            pass
+        else:
+            console = Console()
+            with console.pager(styles=True, links=False):
+                console.print(Markdown(text))
+            return
+    print(text, end="")

@@ -1,0 +1,67 @@
+"""`replicax docs`: pages, sections and the words of messages, from the pages that are installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from replicax._base import doc_pages
+from replicax._commands import main
+
+
+def test_without_a_page_all_pages_are_listed_with_their_titles(capsys):
+    assert main(["docs"]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    listed = {name: title for name, title in lines}
+    pages = {
+        path.relative_to(doc_pages.folder()).with_suffix("").as_posix() for path in doc_pages.folder().rglob("*.md")
+    }
+    assert set(listed) == pages
+    assert listed["how-to/launch"] == "Launching workers"
+
+
+@pytest.mark.parametrize("name", ["how-to/launch", "launch", "how-to/launch.md", "how-to/launch.html"])
+def test_a_page_is_shown_as_it_is_written(name, capsys):
+    assert main(["docs", name]) == 0
+    assert capsys.readouterr().out == (doc_pages.folder() / "how-to" / "launch.md").read_text(encoding="utf-8")
+
+
+def test_a_section_ends_where_the_next_one_begins(capsys):
+    assert main(["docs", "how-to/launch#slurm"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "## Slurm"
+    assert not any(line.startswith("## ") for line in lines[1:])
+
+
+def test_a_comment_in_code_is_no_section(tmp_path, monkeypatch, capsys):
+    (tmp_path / "page.md").write_text("# A page\n\n```python\n# a comment\n```\n\n## Last\n\nwords\n")
+    monkeypatch.setattr(doc_pages, "folder", lambda: tmp_path)
+    assert main(["docs", "page#a-comment"]) == 1
+    assert "page has no section #a-comment. It has #a-page, #last." in capsys.readouterr().err
+    assert main(["docs", "page#last"]) == 0
+    assert capsys.readouterr().out == "## Last\n\nwords\n"
+
+
+def test_the_head_of_a_tutorial_is_not_shown_and_its_cells_are_code(tmp_path, monkeypatch, capsys):
+    (tmp_path / "page.md").write_text(
+        "---\nkernelspec:\n  name: python3\n---\n\n# A page\n\n```{code-cell}\n1 + 1\n```\n"
+    )
+    monkeypatch.setattr(doc_pages, "folder", lambda: tmp_path)
+    assert main(["docs", "page"]) == 0
+    assert capsys.readouterr().out == "# A page\n\n```python\n1 + 1\n```\n"
+
+
+def test_a_misspelled_page_is_an_error_with_the_one_that_is_meant(capsys):
+    assert main(["docs", "lanch"]) == 1
+    assert "there is no page lanch. Did you mean how-to/launch?" in capsys.readouterr().err
+
+
+def test_words_are_found_as_they_stand_before_pages_that_have_them_all(tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.md").write_text("# A\n\nThere is no\n`device` here.\n\n## Apart\n\nNo device, there.\n")
+    (tmp_path / "b.md").write_text("# B\n\nNo device is there.\n")
+    monkeypatch.setattr(doc_pages, "folder", lambda: tmp_path)
+    assert main(["docs", "--search", "There is no device"]) == 0
+    assert capsys.readouterr().out.split() == ["a", "A"]
+    assert main(["docs", "--search", "device there"]) == 0
+    assert capsys.readouterr().out.split() == ["a", "A", "a#apart", "Apart", "b", "B"]
+    assert main(["docs", "--search", "cluster"]) == 1
+    assert "no page has 'cluster'" in capsys.readouterr().err
