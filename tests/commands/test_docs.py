@@ -11,7 +11,7 @@ from replicax._commands import main
 def test_without_a_page_all_pages_are_listed_with_their_titles(capsys):
     assert main(["docs"]) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
-    listed = {name: title for name, title in lines}
+    listed = dict(lines)
     pages = {
         path.relative_to(doc_pages.folder()).with_suffix("").as_posix() for path in doc_pages.folder().rglob("*.md")
     }
