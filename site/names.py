@@ -103,6 +103,8 @@ PAGES: dict[str, str] = {}
 def known() -> None:
     """Notes under which public name each class and function is found that annotations name by its module."""
     for name, value in reference.public().items():
+        if inspect.isclass(value):  # else one that prints under another name would be documented as an alias alone
+            value.__name__ = value.__qualname__ = name.rpartition(".")[2]
         if inspect.isclass(value) or inspect.isroutine(value):
             PAGES[f"{value.__module__}.{value.__qualname__}"] = f"replicax.{name}"
 

@@ -107,10 +107,15 @@ def directive(name: str, value: object) -> list[str]:
         bases = [base for base in value.__mro__[1:] if base in PUBLIC_CLASSES or not _ours(base)]
         ignored = ", ".join(dict.fromkeys(base.__name__ for base in bases))
         members = [f"   :inherited-members: {ignored}", "   :members:", "   :show-inheritance:"]
+        if fields := getattr(value, "_fields", None):  # of a named tuple, of which the class's docstring tells
+            members.append(f"   :exclude-members: {', '.join(fields)}")
         return [f".. autoclass:: {path}", *members]
     if callable(value):
         return [f".. autofunction:: {path}"]
-    return [f".. autodata:: {path}"]
+    # A number has no docstring of its own: that of its namespace explains it, with an example.
+    text = inspect.getdoc(sys.modules[path.rpartition(".")[0]]) or ""
+    explained = ["", *(f"   {line}" for line in markup.as_markup(text.splitlines()))]
+    return [f".. py:data:: {path}", f"   :value: {value!r}", *explained]
 
 
 def _ours(value: type) -> bool:
