@@ -21,6 +21,8 @@ from types import SimpleNamespace
 from replicax._base.drawing import HUES, Circle, Drawing, Line, Rect, Shape, Text
 from replicax._benchmark.picture import chart
 from replicax._benchmark.report import TIMES
+from replicax._plan.picture import drawing_of
+from replicax._plan.report import Memory, TopologyPlan
 
 HERE = Path(__file__).parents[1]
 IMAGES = HERE / "docs" / "images"
@@ -182,6 +184,43 @@ def benchmark() -> Drawing:
     return chart("train_step, MirroredStrategy", ["2 replicas"], [shown])
 
 
+def plan() -> Drawing:
+    """The picture of the plan that the page on planning shows as a table."""
+    page = (HERE / "docs" / "how-to" / "planning.md").read_text(encoding="utf-8")
+    table = page.partition("images/plan.svg")[2].split("```")[1].strip().splitlines()
+    rows = [re.split(r"  +", line.strip()) for line in table]
+    cells = {name: values for name, *values in rows if values}
+    topologies = table[0].split()[3:]
+    units = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "ms": 1e-3}
+
+    def figure(name: str, column: int) -> float:
+        number, unit = cells[name][column].split()
+        return float(number) * units[unit]
+
+    def of_column(i: int) -> TopologyPlan:
+        sizes = {key: round(figure(name, i)) for key, name in PLAN_ROWS.items()}
+        arguments = sizes["variables"] + sizes["state"] + sizes["batch"] + sizes.pop("padding")
+        bounds = {kind: figure(f"for {kind}", i) for kind in ("computation", "memory", "communication")}
+        needed, available = figure("needed", i), figure("there is", i)
+        memory = Memory(**sizes, arguments=arguments)
+        return TopologyPlan(
+            topologies[i], int(cells["replicas"][i]), memory, needed, available, (), 0.0, 0.0, 0.0, (), None, bounds
+        )
+
+    return drawing_of("train_step", [of_column(i) for i in range(len(topologies))])
+
+
+PLAN_ROWS = {
+    "variables": "variables",
+    "state": "optimizer and other state",
+    "batch": "batch",
+    "padding": "padding, less what is unused",
+    "outputs": "results",
+    "temporaries": "temporaries",
+    "code": "program",
+}
+
+
 def train_step() -> None:
     """Runs the program of the page on where arrays are, which saves the picture of its step."""
     page = HERE / "docs" / "how-to" / "see-where-arrays-are.md"
@@ -193,7 +232,7 @@ def train_step() -> None:
         (IMAGES / "train_step.svg").write_text(picture, encoding="utf-8")
 
 
-DRAWINGS = {"idea": idea, "devices": devices, "parts": parts, "benchmark": benchmark}
+DRAWINGS = {"idea": idea, "devices": devices, "parts": parts, "benchmark": benchmark, "plan": plan}
 PROGRAMS = {"train_step": train_step, "digits": digits}
 
 

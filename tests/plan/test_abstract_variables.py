@@ -159,7 +159,10 @@ def test_the_command_says_which_steps_there_are(command):
     assert done.returncode == 1 and "--step NAME from: total, train_step." in done.stderr, done.stderr
     done = command("--topology", "v5e:2by4")
     assert done.returncode == 2 and "such as 'v5e:2x4'" in done.stderr
-    for name, reason in (("nofolder/plan.png", "there is no folder nofolder"), ("plan.doc", "the ending is none of")):
+    for name, reason in (
+        ("nofolder/plan.png", "There is no folder nofolder"),
+        ("plan.doc", "cannot have the ending '.doc'"),
+    ):
         done = command("--topology", "2", "--picture", name)
         assert done.returncode == 1 and reason in done.stderr, done.stderr
     done = command("--topology", "2", "nosuch.py")

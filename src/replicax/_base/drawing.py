@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -138,25 +138,22 @@ class Drawing:
             InvalidArgumentError: there is no such format, or no such folder.
             ImportError: the format needs matplotlib, which is not installed.
         """
-        kind = Path(path).suffix.removeprefix(".").lower()
-        if not Path(path).parent.is_dir():
-            raise InvalidArgumentError(f"There is no folder {Path(path).parent} to write {Path(path).name} to.")
-        if kind == "svg":
+        check(path)
+        if Path(path).suffix.lower() == ".svg":
             Path(path).write_text(self.svg() + "\n", encoding="utf-8")
-            return
-        if importlib.util.find_spec("matplotlib") is None:
-            raise ImportError(
-                f"A picture with the ending {Path(path).suffix!r} needs matplotlib: {doc_pages.install('plan')}. One "
-                "with the ending '.svg' needs no library."
-            )
-        from matplotlib.figure import Figure
+        else:
+            self._figure().savefig(path, dpi=144)
 
-        known = Figure().canvas.get_supported_filetypes()
-        if kind not in known:
-            raise InvalidArgumentError(
-                f"A picture cannot have the ending {Path(path).suffix!r}. Use '.svg', or one of {', '.join(known)}."
-            )
-        self._figure().savefig(path, dpi=144)
+    def put_below(self, other: Drawing) -> None:
+        """Adds the shapes of another drawing below those of this one."""
+        for shape in other.shapes:
+            if isinstance(shape, Line):
+                points = [(x, y + self.height) for x, y in shape.points]
+                self.shapes.append(replace(shape, points=points))
+            else:
+                self.shapes.append(replace(shape, y=shape.y + self.height))
+        self.description = f"{self.description} {other.title}. {other.description}"
+        self.width, self.height = max(self.width, other.width), self.height + other.height
 
     def _figure(self) -> Any:
         from matplotlib.figure import Figure
@@ -169,6 +166,32 @@ class Drawing:
         for shape in self.shapes:
             _plot(axes, shape)
         return figure
+
+
+def check(path: str | os.PathLike[str]) -> None:
+    """Checks that a drawing can be written to a file.
+
+    Raises:
+        InvalidArgumentError: there is no such format, or no such folder.
+        ImportError: the format needs matplotlib, which is not installed.
+    """
+    kind = Path(path).suffix
+    if not Path(path).parent.is_dir():
+        raise InvalidArgumentError(f"There is no folder {Path(path).parent} to write {Path(path).name} to.")
+    if kind.lower() == ".svg":
+        return
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ImportError(
+            f"A picture with the ending {kind!r} needs matplotlib: {doc_pages.install('plan')}. One with the ending "
+            "'.svg' needs no library."
+        )
+    from matplotlib.figure import Figure
+
+    known = Figure().canvas.get_supported_filetypes()
+    if kind.removeprefix(".").lower() not in known:
+        raise InvalidArgumentError(
+            f"A picture cannot have the ending {kind!r}. Use '.svg', or one of {', '.join(known)}."
+        )
 
 
 def _n(number: float) -> str:

@@ -44,7 +44,7 @@ def parser(name: str) -> argparse.ArgumentParser:
     add("--install", action=_Install, nargs=0, help=text)
     text = "serve TensorFlow's names by replicax.tf, as replicax run-tf does"
     add("--tf", action="store_true", help=text)
-    add("--picture", metavar="FILE", help="draw the plan to this file (needs matplotlib)")
+    add("--picture", metavar="FILE", help="draw the plan to this file, such as plan.svg")
     return result
 
 

@@ -39,13 +39,14 @@ class Plan:
         return table.text(self.step, self.topologies)
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        """Draws the memory of a device and the bounds of a step's time, for each topology; it needs matplotlib.
+        """Draws the memory of a device and the bounds of a step's time, for each topology.
 
         Args:
-            path: the file. Its ending is that of a format of matplotlib, such as ".png".
+            path: the file. With the ending ".svg" it needs no library, with ".png" and others of matplotlib's it needs
+                matplotlib.
 
         >>> import os, tempfile, jax.numpy as jnp, replicax as rx
-        >>> path = tempfile.mkdtemp() + "/plan.png"
+        >>> path = tempfile.mkdtemp() + "/plan.svg"
         >>> rx.plan(rx.function(lambda x: jnp.sum(x * x)), jnp.ones((8, 4)), topology=2).draw(path)
         >>> os.path.exists(path)
         True
