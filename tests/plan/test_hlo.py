@@ -1,5 +1,6 @@
 """What is read in the text of compiled programs: collectives, their bytes, and what they overlap with."""
 
+import re
 from pathlib import Path
 
 import jax
@@ -152,6 +153,13 @@ def test_a_step_that_does_not_fit(error, needed):
     assert not plan.fits and plan.needed == pytest.approx(needed) and plan.memory is None
     assert plan.available == (16 if "INTERNAL" in error else 15.75) * 2**30
     assert "NO" in text("step", [plan]) and error[:20] in text("step", [plan])
+
+
+def test_what_is_not_known_of_a_step_that_does_not_fit_is_no_zero():
+    plan = report(parse("v5e:2x4"), 8, Inputs(2**20, 2**20, 2**20), {"error": "does not fit", "seconds": 2.0})
+    cells = dict(re.split(r"\s{2,}", line.strip()) for line in text("step", [plan]).splitlines() if "  " in line)
+    for name in ("temporaries", "collectives (that overlap)", "operations of a device", "bytes read and written"):
+        assert cells[name] == "-"
 
 
 def test_names_of_topologies():

@@ -58,7 +58,8 @@ def _memory_rows(plans: Sequence[TopologyPlan]) -> list[Row]:
 
 def _collective_rows(plans: Sequence[TopologyPlan]) -> list[Row]:
     kinds = dict.fromkeys(each.kind for plan in plans for each in plan.collectives)
-    rows: list[Row] = [("collectives (that overlap)", [] if kinds else ["none" for _ in plans])]
+    none = ["none" if plan.memory else "-" for plan in plans]
+    rows: list[Row] = [("collectives (that overlap)", [] if kinds else none)]
     for kind in kinds:
         cells = []
         for plan in plans:
@@ -71,8 +72,8 @@ def _collective_rows(plans: Sequence[TopologyPlan]) -> list[Row]:
 
 def _time_rows(plans: Sequence[TopologyPlan]) -> list[Row]:
     rows: list[Row] = [
-        ("operations of a device", [number(plan.flops) for plan in plans]),
-        ("bytes read and written", [size(plan.bytes_moved) for plan in plans]),
+        ("operations of a device", [number(plan.flops) if plan.memory else "-" for plan in plans]),
+        ("bytes read and written", [size(plan.bytes_moved) if plan.memory else "-" for plan in plans]),
     ]
     names = dict.fromkeys(name for plan in plans for name in plan.bounds)
     if names:
