@@ -5,6 +5,7 @@ They need `REPLICAX_PLAN_PYTHON` (see docs/how-to/planning.md); `make test` has 
 
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 import jax
@@ -188,3 +189,20 @@ def test_a_step_that_is_too_large_says_what_it_needs():
     (plan,) = rx.plan(step, np.float32(1), topology="v5e:1x1")
     assert not plan.fits and "available HBM" in plan.error
     assert plan.needed > plan.available > 15 * 2**30
+
+
+def test_the_tables_that_the_tutorial_has_recorded_are_those_of_the_compiler():
+    page = (Path(__file__).parents[2] / "docs" / "tutorials" / "planning-for-tpus.md").read_text()
+    names = {}
+    (definitions,) = re.findall(r"```{code-cell}\n(import jax\n.*?def training.*?)```", page, re.DOTALL)
+    exec(definitions, names)
+    exec("\n".join(re.findall(r"^(?:LARGE|large_step|sharded_large_step).*", page, re.MULTILINE)), names)
+    calls = re.findall(r"^print\((rx\.plan\(\w*large_step, .*\))\)$", page, re.MULTILINE)
+    recorded = re.findall(r"```text\n(plan of .*?)```", page, re.DOTALL)
+    assert len(calls) == len(recorded) == 2
+    for call, table in zip(calls, recorded):
+        assert _without_times(str(eval(call, names))) == _without_times(table)
+
+
+def _without_times(table):
+    return [line.rstrip() for line in table.strip().splitlines() if not line.startswith("compiled in")]
