@@ -139,7 +139,7 @@ def test_a_library_that_is_too_old_is_a_problem(monkeypatch):
     ("config", "told"),
     [
         ("{'cluster': {}}", "TF_CONFIG is not JSON"),
-        ('{"cluster": {"worker": ["a:1",]}}', "a comma too many?"),
+        ('{"cluster": {"worker": ["a:1",]}}', "comma"),  # each Python says it in other words
         (workers("localhost:1", "localhost:2", task=2), "there is no task 2 in job 'worker', whose tasks are 0 and 1"),
         (workers("localhost:1", kind="wroker"), "this process is of job 'wroker', but the cluster has the jobs"),
         (workers("localhost:7", "localhost:7"), "worker 0 and worker 1 claim one address, localhost:7"),
