@@ -36,7 +36,7 @@ TOPICS = {
     "Checkpoints": "train.*",
     "Preemption": "experimental.PreemptionCheckpointHandler experimental.PreemptionWatcher "
     "experimental.TerminationConfig",
-    "Seeing what happens": "plan Plan profile Benchmark Benchmarks show visualize Shown Layout",
+    "Seeing what happens": "plan Plan profile Benchmark Benchmarks show Placement",
     "Settings": "config.*",
     "Clusters": "ClusterSpec cluster_resolver.*",
     "Parameter servers": "coordinator.*",

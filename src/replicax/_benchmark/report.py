@@ -94,7 +94,15 @@ class Benchmark:
         return Benchmarks((self, *others))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a picture to a file; see `Benchmarks.save`."""
+        """Writes a picture to a file; see `Benchmarks.save`.
+
+        >>> import os, tempfile, jax.numpy as jnp, replicax as rx
+        >>> path, strategy = tempfile.mkdtemp() + "/step.svg", rx.OneDeviceStrategy("cpu:0")
+        >>> step = rx.function(lambda x: strategy.run(lambda x: jnp.sum(x * x), args=(x,)))
+        >>> strategy.benchmark(step, jnp.ones(3), rounds=2, steps=2).save(path)
+        >>> os.path.exists(path)
+        True
+        """
         Benchmarks((self,)).save(path)
 
     def _repr_html_(self) -> str:
@@ -152,6 +160,14 @@ class Benchmarks:
         Raises:
             InvalidArgumentError: nothing can write a file with that ending.
             ImportError: matplotlib is not installed.
+
+        >>> import os, tempfile, jax.numpy as jnp, replicax as rx
+        >>> path, strategy = tempfile.mkdtemp() + "/steps.svg", rx.OneDeviceStrategy("cpu:0")
+        >>> step = rx.function(lambda x: strategy.run(lambda x: jnp.sum(x * x), args=(x,)))
+        >>> figures = [strategy.benchmark(step, jnp.ones(size), rounds=2, steps=2) for size in (10, 1000)]
+        >>> rx.Benchmarks(figures).save(path)
+        >>> os.path.exists(path)
+        True
         """
         self._chart().save(path)
 

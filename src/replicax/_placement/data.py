@@ -134,7 +134,15 @@ class PlacementData:
 
     @property
     def bytes(self) -> dict[str, int]:
-        """The bytes of the arrays on each device."""
+        """The bytes of the arrays on each device.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> with strategy.scope():
+        ...     v = rx.Variable([1.0, 2.0])
+        >>> strategy.visualize(v).bytes
+        {'GPU:0': 8, 'GPU:1': 8}
+        """
         return self.bytes_of()
 
     def bytes_of(self, group: str | None = None) -> dict[str, int]:
@@ -142,6 +150,13 @@ class PlacementData:
 
         Args:
             group: "input" or "variable" for these arrays of `show` alone.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> v = rx.Variable(jnp.ones(3))
+        >>> step = rx.function(lambda x: v.assign_add(x))
+        >>> placement = rx.show(step, jnp.ones(3))
+        >>> placement.bytes_of("variable")
+        {'GPU:0': 12}
         """
         found = dict.fromkeys((place.name for place in self.devices), 0)
         for array in self.arrays:
@@ -151,7 +166,12 @@ class PlacementData:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of the arrays on the devices of all processes."""
+        """The bytes of the arrays on the devices of all processes.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> rx.OneDeviceStrategy("GPU:0").visualize(jnp.ones(3)).total_bytes
+        12
+        """
         return sum(array.bytes + array.elsewhere for array in self.arrays)
 
 

@@ -23,6 +23,11 @@ class Placement(PlacementData):
         memory: of `show`: the bytes that the compiled step takes on each device, by XLA: "arguments", "results" (those
             that do not take the place of arguments), "temporaries" and, where XLA says it, "peak". Empty otherwise.
         other_devices: how many of the strategy's devices belong to other processes.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> placement = rx.MirroredStrategy(["GPU:0", "GPU:1"]).visualize({"x": jnp.ones((4, 3))})
+    >>> isinstance(placement, rx.Placement), [array.name for array in placement.arrays]
+    (True, ['x'])
     """
 
     def __getitem__(self, name: str) -> PlacedArray:
@@ -44,6 +49,22 @@ class Placement(PlacementData):
                 have a table of their own below.
             arrays: how many arrays are listed, the largest of them; None for all.
             lines: whether to draw rules with the characters of boxes; by default where the output can show them.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> with strategy.scope():
+        ...     v = rx.Variable([1.0, 2.0], name="v")
+        >>> print(strategy.visualize(v).text(width=80, lines=False))
+        MirroredStrategy, 2 replicas
+        <BLANKLINE>
+                           GPU:0      GPU:1
+                           replica 0  replica 1
+        ---------------------------------------
+        v      float32[2]  whole      whole
+        ---------------------------------------
+        bytes              8 B        8 B
+        <BLANKLINE>
+        16 B on all devices together
         """
         return text.text(self, width, arrays, lines)
 
@@ -53,7 +74,12 @@ class Placement(PlacementData):
     __repr__ = __str__
 
     def svg(self) -> str:
-        """Returns it as a picture in the format SVG, which has its own colours for light and dark pages."""
+        """Returns it as a picture in the format SVG, which has its own colours for light and dark pages.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> rx.OneDeviceStrategy("GPU:0").visualize(jnp.ones(3)).svg()[:4]
+        '<svg'
+        """
         return picture.drawing(self).svg()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -66,6 +92,12 @@ class Placement(PlacementData):
         Raises:
             InvalidArgumentError: nothing can write a file with that ending.
             ImportError: matplotlib is not installed.
+
+        >>> import os, tempfile, jax.numpy as jnp, replicax as rx
+        >>> path = tempfile.mkdtemp() + "/placement.svg"
+        >>> rx.OneDeviceStrategy("GPU:0").visualize(jnp.ones(3)).save(path)
+        >>> os.path.exists(path)
+        True
         """
         picture.drawing(self).save(path)
 
