@@ -112,15 +112,16 @@ def measure(pythons: dict[str, str | None], rounds: int) -> dict[str, Any]:
 def machine(pythons: dict[str, str | None]) -> str:
     """Says on what the programs were run: the date, the cores, the versions."""
     parts = [time.strftime("%Y-%m-%d"), f"{os.cpu_count()} cores", f"Python {sys.version.split()[0]}"]
-    for kind, packages in {
+    code = "import importlib.metadata as m, sys; print(m.version(m.packages_distributions()[sys.argv[1]][0]))"
+    for kind, modules in {
         "jax": ("jax", "optax", "keras"),
         "tensorflow": ("tensorflow",),
-        "torch": ("torch", "lightning-fabric"),
+        "torch": ("torch", "lightning_fabric"),
     }.items():
-        for package in packages if pythons[kind] else ():
-            code = f"import importlib.metadata as m; print(m.version({package!r}))"
-            version = subprocess.run([pythons[kind] or "", "-c", code], capture_output=True, text=True).stdout.strip()
-            parts.append(f"{package} {version}")
+        if python := pythons[kind]:
+            for module in modules:
+                done = subprocess.run([python, "-c", code, module], capture_output=True, text=True, check=True)
+                parts.append(f"{module.replace('_', '-')} {done.stdout.strip()}")
     return ", ".join(parts)
 
 
