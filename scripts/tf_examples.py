@@ -1,10 +1,10 @@
 """Runs the examples of the names of `replicax.tf`, which docs/reference/examples has, one file for each namespace.
 
-python scripts/tf_examples.py [--check | --write | --tensorflow PYTHON] [FILE ...]
+python scripts/tf_examples.py [--check | --write | --names | --tensorflow PYTHON] [FILE ...]
 
---check (the default) compares what the examples print with what the files record; --write records it; --tensorflow
-runs the examples with TensorFlow, in an interpreter that has it, and lists those that print something else. Numbers
-may be a little off.
+--check (the default) compares what the examples print with what the files record; --write records it; --names lists
+the public names that have no example, neither there nor in their docstrings; --tensorflow runs the examples with
+TensorFlow, in an interpreter that has it, and lists those that print something else. Numbers may be a little off.
 
 A file has a section for each name. It may begin with text, and goes on as a session of the Python prompt, in which
 `tf` and `np` are imported:
@@ -156,6 +156,26 @@ def differences(example: Example, got: Sequence[str]) -> list[str]:
     ]
 
 
+def names_without_example(examples: dict[str, Example]) -> list[str]:
+    """Returns the public names that have no example, and examples of what is no public name."""
+    import tf_names
+
+    import replicax.tf as tf
+
+    names: dict[object, list[str]] = {}
+    documented = set()
+    for namespace, module in tf_names.namespaces(tf, "tf", set()):
+        for key in tf_names.public(module):
+            value, name = getattr(module, key), f"{namespace}.{key}"
+            constant = value is None or isinstance(value, (bool, int, str))  # equal ones are one object
+            names.setdefault(name if constant else id(value), []).append(name)
+            documented |= {name} if not constant and ">>> " in (getattr(value, "__doc__", None) or "") else set()
+    known = examples.keys() | documented
+    missing = [f"no example: {' = '.join(aliases)}" for aliases in names.values() if not known & {*aliases}]
+    every = {name for aliases in names.values() for name in aliases}
+    return missing + [f"no public name: {name}" for name in examples if name not in every]
+
+
 def without_message(output: str) -> str:
     """Returns an output without the message of an error, which TensorFlow words differently."""
     return re.sub(r"(\n\w+):.*", r"\1", output, flags=re.DOTALL) if output.startswith("Traceback") else output
@@ -190,6 +210,7 @@ def main() -> None:
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--check", action="store_true", help="compare with what the files record (the default)")
     way.add_argument("--write", action="store_true", help="record what the examples print")
+    way.add_argument("--names", action="store_true", help="list the public names that have no example")
     way.add_argument("--tensorflow", metavar="PYTHON", help="compare with TensorFlow, in this interpreter")
     way.add_argument("--run", metavar="MODULE", help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
@@ -200,7 +221,9 @@ def main() -> None:
         Path(options.result).write_text(json.dumps(run_all(options.run, files)), encoding="utf-8")
         return
     examples = load(files).values()
-    if options.tensorflow:
+    if options.names:
+        found = names_without_example(load())
+    elif options.tensorflow:
         found = compare_with_tensorflow(examples, outputs(options.tensorflow, "tensorflow", files))
     else:
         results = outputs(sys.executable, "replicax.tf", files)
@@ -208,7 +231,7 @@ def main() -> None:
             write(examples, results)
         found = [] if options.write else [d for e in examples for d in differences(e, results[e.name])]
     print(*found, sep="\n")
-    sys.exit(f"{len(found)} of the steps differ" if found else None)
+    sys.exit(f"{len(found)} in all" if found else None)
 
 
 if __name__ == "__main__":
