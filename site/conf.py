@@ -28,6 +28,7 @@ extensions = [
 myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
 source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
+exclude_patterns = ["**/*.ipynb"]  # notebooks to download, written from the tutorials
 
 # Tutorials run from top to bottom, each in a folder of its own. An exception in a cell ends the build.
 nb_execution_mode = "cache"
