@@ -55,3 +55,20 @@ def test_an_example_that_prints_something_else_is_found(tmp_path: Path) -> None:
 def test_tensorflow_prints_the_same(files: Sequence[Path], tensorflow_python: str) -> None:
     done = run("--tensorflow", tensorflow_python, *files)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_docstrings_print_what_they_say(run_tf):
+    """The doctests in `replicax.tf`, which the collection of doctests leaves out."""
+    run_tf("""
+import ast, doctest, pathlib
+
+runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+for path in sorted(pathlib.Path(tf.__file__).parent.rglob("*.py")):
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)) if ">>> " in text else ():
+        if isinstance(node, documented) and (doc := ast.get_docstring(node)):
+            name = f"{path.name}:{getattr(node, 'name', '')}"
+            runner.run(doctest.DocTestParser().get_doctest(doc, {"tf": tf, "np": np}, name, str(path), 0))
+assert runner.tries and not runner.failures, (runner.tries, runner.failures)
+""")
