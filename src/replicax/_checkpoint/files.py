@@ -243,7 +243,8 @@ def check(path: str) -> None:
 def _check(path: str, place: str) -> Record:
     if not os.path.isdir(place):
         raise FileNotFoundError(
-            f"There is no checkpoint at {path}. Is the number at its end missing, as the '-1' of 'path/to/ckpt-1'?"
+            f"There is no checkpoint at {path}. Is the number at its end missing, as the '-1' of 'path/to/ckpt-1'? "
+            f"See {doc_pages.page('how-to/checkpoints#saving-and-restoring')}."
         )
     try:
         content = cast(Record, read_record(os.path.join(place, RECORD)))
@@ -275,7 +276,10 @@ def _size(folder: str, names: Iterable[str]) -> int:
 
 
 def _damaged(path: str, what: str) -> CheckpointError:
-    return CheckpointError(f"The checkpoint {path} is damaged: {what}. Restore an older one.")
+    return CheckpointError(
+        f"The checkpoint {path} is damaged: {what}. Restore an older one. "
+        f"See {doc_pages.page('how-to/checkpoints#guarantees')}."
+    )
 
 
 def token_at(path: str) -> str | None:

@@ -12,6 +12,7 @@ from typing import SupportsIndex, SupportsInt
 
 import numpy as np
 
+from replicax._base import doc_pages
 from replicax._base.atomic_files import make_folders, path_text, remove
 from replicax._base.errors import CheckpointError
 from replicax._base.messages import received
@@ -330,7 +331,8 @@ class CheckpointManager:
             return path
         if damaged is not None:
             raise CheckpointError(
-                f"None of the checkpoints in {self._directory} is whole. Delete them to begin anew."
+                f"None of the checkpoints in {self._directory} is whole. Delete them to begin anew. "
+                f"See {doc_pages.page('how-to/checkpoints#guarantees')}."
             ) from damaged
         if self._init_fn is not None:
             self._init_fn()

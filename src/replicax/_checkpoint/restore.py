@@ -11,6 +11,7 @@ from typing import NoReturn, TypeAlias
 import jax
 import numpy as np
 
+from replicax._base import doc_pages
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.progress import progress
 from replicax._checkpoint import files as _files
@@ -162,7 +163,8 @@ class Restoration:
             f"{name_in_messages(node.names)} was saved by {len(positions)} processes and there are {count} now, to "
             "which its position cannot be carried over, since each process has one of its own (in its files, in a "
             "dataset that was made for it, in its random numbers). It stays where it is: elements that were taken "
-            "before come again. With `experimental_distribute_dataset` and AutoShardPolicy.DATA it goes on exactly.",
+            "before come again. With `experimental_distribute_dataset` and AutoShardPolicy.DATA it goes on exactly. "
+            f"See {doc_pages.page('how-to/exact-resume#another-number-of-workers')}.",
             stacklevel=2,
         )
         return None
@@ -178,13 +180,15 @@ class Restoration:
             if shape != kind.shape:
                 raise ValueError(
                     f"Received incompatible tensor with shape {shape} when attempting to restore variable with "
-                    f"shape {kind.shape} and name {what}, from {self.path}. Nothing has been restored."
+                    f"shape {kind.shape} and name {what}, from {self.path}. Nothing has been restored. "
+                    f"See {doc_pages.page('troubleshooting#checkpoints')}."
                 )
             narrows = self._saved.narrows or node.names == ("save_counter",)
             if dtype != kind.dtype and not (narrows and dtype.kind == kind.dtype.kind and dtype.kind in "iu"):
                 raise InvalidArgumentError(
                     f"{what} is of dtype {kind.dtype}; expected dtype {kind.dtype} does not equal original dtype "
-                    f"{dtype} in {self.path}. Nothing has been restored."
+                    f"{dtype} in {self.path}. Nothing has been restored. "
+                    f"See {doc_pages.page('troubleshooting#checkpoints')}."
                 )
         arrays = {names: self._saved.arrays[key] for names, key in values.items()}
         for names, array in arrays.items():
@@ -219,7 +223,8 @@ class Restoration:
         if unused:
             warnings.warn(
                 f"{len(unused)} values of the checkpoint {self.path} have found no object to be restored into: "
-                f"{abbreviated(unused)}. If that is as it should be, call expect_partial() on what restore() returns.",
+                f"{abbreviated(unused)}. If that is as it should be, call expect_partial() on what restore() returns. "
+                f"See {doc_pages.page('how-to/checkpoints#saved-values-and-their-names')}.",
                 stacklevel=1,
             )
 

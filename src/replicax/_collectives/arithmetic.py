@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
+from replicax._base import doc_pages
 from replicax._base.array_conversion import as_array
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.indexed_slices import IndexedSlices
@@ -100,7 +101,8 @@ def check_static(value: PerReplica) -> None:
             "The strategy has one program for all replicas, which needs the same shapes on each, but they are: "
             f"{_each(shapes, ids)}{', and others on other hosts' if others_differ(value) else ''}. Where it is the "
             "last batch of a dataset, drop it, `dataset.batch(batch_size, drop_remainder=True)` with a batch size that "
-            f"{component_count(value)} (the number of replicas) divides, or pad it."
+            f"{component_count(value)} (the number of replicas) divides, or pad it. "
+            f"See {doc_pages.page('explanation/uneven-batches')}."
         )
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from replicax._base import nest
+from replicax._base import doc_pages, nest
 from replicax._base.messages import shown
 from replicax._base.types import Leaf
 from replicax._engine.replica_trace import ReplicaTrace
@@ -110,5 +110,6 @@ def explained(fn: object) -> Iterator[None]:
         raise ValueError(
             f"{shown(fn)} cannot take padded batches (InputOptions(pad_last_batch=True)), since its results would not "
             f"be those without padding: {error}{where}. Leave pad_last_batch out, which compiles one more program for "
-            "the last batch, or drop that with `batch(size, drop_remainder=True)`."
+            "the last batch, or drop that with `batch(size, drop_remainder=True)`. "
+            f"See {doc_pages.page('explanation/uneven-batches#one-program-for-all-batches')}."
         ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from replicax._base import tracebacks
+from replicax._base import doc_pages, tracebacks
 from replicax._base.messages import shown
 from replicax._base.types import Tree
 from replicax._engine.signature import CallKeys, CallSignature, difference, is_python_iterator
@@ -65,7 +65,8 @@ class TraceLog:
         tracebacks.warn(
             f"{self._retraced} out of the last {self.calls} calls to {shown(self._function)} triggered retracing, "
             f"which is slow. {cause}Pass numbers that change as arrays, keep shapes the same, and define the function "
-            "outside of loops.",
+            "outside of loops. "
+            f"See {doc_pages.page('explanation/two-ways-to-run#what-rxfunction-does')}.",
         )
 
     def warn_of_constants(self, call: CallSignature, reads: Sequence[DatasetRead]) -> None:

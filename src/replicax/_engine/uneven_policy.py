@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Hashable, Iterator
 
-from replicax._base import tracebacks
+from replicax._base import doc_pages, tracebacks
 from replicax._base.messages import shown
 from replicax._base.optimizing import optimizes_programs
 from replicax._base.types import Leaf, Tree
@@ -47,7 +47,8 @@ class UnevenCalls:
                 f"and between calls, the last time of shapes {', '.join(map(str, call.uneven[-1]))}. "
                 f"{PROGRAMS} such kinds of batches have programs; with others it runs eagerly, which is slow. Choose a "
                 "batch size that is a multiple of the number of replicas, drop the last batch with "
-                "`batch(size, drop_remainder=True)`, or pad examples to few shapes with `padded_batch`.",
+                "`batch(size, drop_remainder=True)`, or pad examples to few shapes with `padded_batch`. "
+                f"See {doc_pages.page('explanation/uneven-batches')}.",
             )
         return True
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax._base import doc_pages
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import AutoShardPolicy, InputOptions, InputReplicationMode, Tree
@@ -96,7 +97,8 @@ class DistributedDataset(PlacedRounds):
                 raise InvalidArgumentError(
                     f"Could not apply FILE based sharding: the dataset only has {files} file(s), which is not enough "
                     f"for the required {worker.size} shards/workers. Set the auto-shard policy to DATA or OFF, or "
-                    "write the data to more files; files are told from datasets such as rx.data.TextLineDataset."
+                    "write the data to more files; files are told from datasets such as rx.data.TextLineDataset. "
+                    f"See {doc_pages.page('how-to/input')}."
                 )
             self._share = worker.size, worker.rank
         return policy

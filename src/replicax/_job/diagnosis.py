@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from replicax._base import doc_pages
 from replicax._base.errors import listed
 from replicax._job.call_log import Made
 
@@ -220,7 +221,8 @@ def stuck(peers: Mapping[int, Peer], late: int, timeout: float, now: float) -> D
         message += ", which every process has reached"
     details = (
         f"{table(peers, now, absent[:8])}\n"
-        f"The deadline of a step is {timeout:g} s (REPLICAX_STEP_TIMEOUT, or CommunicationOptions.timeout_seconds)."
+        f"The deadline of a step is {timeout:g} s (REPLICAX_STEP_TIMEOUT, or CommunicationOptions.timeout_seconds). "
+        f"See {doc_pages.page('explanation/jobs#settings')}."
     )
     return Diagnosis("stuck", silent or absent, message, "", details)
 

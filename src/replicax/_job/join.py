@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from replicax._base import jax_internals, progress, suppress_output
+from replicax._base import doc_pages, jax_internals, progress, suppress_output
 from replicax._base.errors import JobError
 from replicax._job import preflight as _preflight
 from replicax._job import process_exit, state
@@ -90,13 +90,15 @@ def join(job: Job) -> None:
     if jax.distributed.is_initialized():
         raise RuntimeError(
             "jax.distributed has been initialized by the program itself. Leave that to replicax, which starts it when "
-            "MultiWorkerMirroredStrategy is made, or on TPU hosts in experimental_connect_to_cluster."
+            "MultiWorkerMirroredStrategy is made, or on TPU hosts in experimental_connect_to_cluster. "
+            f"See {doc_pages.page('how-to/launch#several-machines')}."
         )
     if jax_internals.backend_started():
         raise RuntimeError(
             "Collective ops must be configured at program startup: make the strategy (on TPU hosts call "
             "experimental_connect_to_cluster) before the first computation and before jax.devices(). JAX has started "
-            "for this process alone, and cannot be joined with others any more."
+            "for this process alone, and cannot be joined with others any more. "
+            f"See {doc_pages.page('explanation/jobs#the-start')}."
         )
     preflight = _preflight.mode()
     limits = state.timeouts()

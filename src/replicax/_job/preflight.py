@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from replicax._base import doc_pages
 from replicax._base.errors import JobError
 from replicax._base.progress import progress
 from replicax._base.version import __version__
@@ -121,7 +122,8 @@ class Gathering:
                 if time.monotonic() > deadline:
                     raise JobError(
                         f"{self._job.name(0)} cannot listen at its address {address}: {error.strerror or error}. "
-                        f"Another process may use the port; give {self._job.name(0)} another one."
+                        f"Another process may use the port; give {self._job.name(0)} another one. "
+                        f"See {doc_pages.page('how-to/launch#several-machines')}."
                     ) from error
                 time.sleep(_RETRY)
 
@@ -193,7 +195,8 @@ class Gathering:
             one, other = (f"{said['host']} (process {said['pid']})" for said in (self.said[index], hello))
             self.channels[-1] = channel
             raise self.refuse(
-                f"Two processes say that they are {job.name(index)}: {one} and {other}. Give each its own task index."
+                f"Two processes say that they are {job.name(index)}: {one} and {other}. Give each its own task index. "
+                f"See {doc_pages.page('how-to/launch#several-machines')}."
             )
         channel.send({"welcome": True})
         channel.incoming.longest = LONGEST
@@ -209,7 +212,8 @@ class Gathering:
             f"{self._addresses(missing)} did not join the job within {self._timeout:g} s (REPLICAX_START_TIMEOUT). "
             f"There {'is' if len(here) == 1 else 'are'}: {self._addresses(here)}.{strangers} "
             f"Look at the output of who is missing: it did not start, it failed, or it cannot reach "
-            f"{self._job.addresses[0]}."
+            f"{self._job.addresses[0]}. "
+            f"See {doc_pages.page('how-to/launch#several-machines')}."
         )
 
     def _addresses(self, which: Iterable[int]) -> str:
@@ -249,7 +253,10 @@ def disagreement(said: Mapping[int, Mapping[str, Any]], keys: Mapping[str, str],
             parts += [f"{name(i)} differs: {words} is {v!r}, where the others have {usual!r}" for i, v in odd.items()]
     if not parts:
         return ""
-    return f"The processes of a job must run the same. {'. '.join(parts)}. ({_MODE}=off skips this check.)"
+    return (
+        f"The processes of a job must run the same. {'. '.join(parts)}. ({_MODE}=off skips this check.) "
+        f"See {doc_pages.page('explanation/jobs#the-start')}."
+    )
 
 
 def reach(job: Job, timeout: float) -> tuple[Channel, dict[str, Any]]:
@@ -294,7 +301,8 @@ def reach(job: Job, timeout: float) -> tuple[Channel, dict[str, Any]]:
         time.sleep(_RETRY)
     raise JobError(
         f"{job.name(job.process_id)} could not reach {where} within {timeout:g} s (REPLICAX_START_TIMEOUT): {problem}. "
-        f"Is it running, is that its address, and may this host connect to it?"
+        f"Is it running, is that its address, and may this host connect to it? "
+        f"See {doc_pages.page('how-to/launch#several-machines')}."
     )
 
 

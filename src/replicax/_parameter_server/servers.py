@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 import jax
 import numpy as np
 
+from replicax._base import doc_pages
 from replicax._base.errors import FailedPreconditionError, UnavailableError
 from replicax._parameter_server.arrays import Array, joined, on_host
 from replicax._parameter_server.places import Place
@@ -80,7 +81,8 @@ class Servers:
     def _unavailable(self, number: int, error: Exception) -> UnavailableError:
         lost = UnavailableError(
             f"Parameter server {number} at {self._peers[number].address} is gone, and its variables with it: {error} "
-            "Start the program again; it goes on from its last checkpoint."
+            "Start the program again; it goes on from its last checkpoint. "
+            f"See {doc_pages.page('how-to/parameter-servers#when-tasks-fail')}."
         )
         lost.__cause__ = error
         return lost

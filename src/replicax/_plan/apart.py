@@ -63,7 +63,8 @@ def compiled(lowered: Lowered, topology: Topology) -> dict[str, Any]:
             if missing := measured.get("missing"):
                 raise PlanError(
                     f"{command[0]} cannot compile for {topology.name}: it lacks {', '.join(missing)}. `replicax plan "
-                    f"--install` installs a Python that has them, which is used if {VARIABLE} is not set."
+                    f"--install` installs a Python that has them, which is used if {VARIABLE} is not set. "
+                    f"See {doc_pages.page('how-to/planning#install')}."
                 )
             return measured
     said = [line for line in (ended.stdout + ended.stderr).strip().splitlines() if not _FRAME.match(line)]
@@ -79,7 +80,8 @@ def python_for(topology: Topology) -> str:
         if not os.access(chosen, os.X_OK):
             raise PlanError(
                 f"{VARIABLE} is {chosen!r}, which is not an executable file. Set it to a Python that has jax[tpu] and "
-                "flatbuffers."
+                "flatbuffers. "
+                f"See {doc_pages.page('how-to/planning#install')}."
             )
         return chosen
     if found := environment.installed():

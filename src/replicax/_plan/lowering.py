@@ -19,7 +19,7 @@ from jax import export
 from jax.sharding import NamedSharding
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from replicax._base import nest
+from replicax._base import doc_pages, nest
 from replicax._base.planning import PlanError
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import Leaf, Tree
@@ -86,7 +86,8 @@ class Step:
             raise PlanError(
                 f"{self.name} cannot be planned: it has no program of its own for these arguments. It loops over a "
                 "distributed dataset, or takes values that no program can take; plan the function that takes one "
-                "batch."
+                "batch. "
+                f"See {doc_pages.page('how-to/planning#what-cannot-be-planned')}."
             )
         self._reads, self.assigns, self.results = program.reads, program.assigns, program.result_specs()
         call = CallSignature(*self._args)
@@ -100,7 +101,8 @@ class Step:
                 f"{self.name} cannot be planned: its strategy has to keep the variables with the replicas, in this "
                 "process, as MirroredStrategy does. ParameterServerStrategy, CentralStorageStrategy and jobs of "
                 "several processes do not. Plan the step of such a job in one process, where its strategy has all "
-                "replicas."
+                "replicas. "
+                f"See {doc_pages.page('how-to/planning#what-cannot-be-planned')}."
             )
 
     def lowered(self, topology: Topology) -> Lowered:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jax import export
 
+from replicax._base import doc_pages
 from replicax._base.atomic_files import AnyPath, existing, path_text, read_record
 from replicax._base.errors import CheckpointError
 from replicax._base.types import Tree, VariableAggregation, VariableSynchronization
@@ -86,7 +87,8 @@ def _record(path: str, place: str) -> dict[str, Any]:
             raise NotImplementedError(
                 f"{path} is a SavedModel of TensorFlow, whose graphs cannot be run here. Its variables can be read: "
                 f"make the objects in code, and restore them by tf.train.Checkpoint(root).restore("
-                f"{os.path.join(path, saving.VARIABLES)!r}), or list them by tf.train.list_variables of that path."
+                f"{os.path.join(path, saving.VARIABLES)!r}), or list them by tf.train.list_variables of that path. "
+                f"See {doc_pages.page('how-to/saved-models#a-savedmodel-of-tensorflow')}."
             ) from None
         raise OSError(
             f"SavedModel file does not exist at: {os.path.join(path, saving.RECORD)}. Such a folder is written by "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from replicax._base import devices
+from replicax._base import devices, doc_pages
 from replicax._base.messages import received
 from replicax._base.types import CommunicationImplementation, CommunicationOptions, as_options
 from replicax._collectives import cross_process
@@ -98,7 +98,10 @@ def _devices_of_all() -> list[list[jax.Device]]:
         every[device.process_index].append(device)
     if len({len(own) for own in every}) > 1:
         counts = ", ".join(f"{exchange.name(i)} has {len(own)}" for i, own in enumerate(every))
-        raise ValueError(f"Every worker needs the same number of devices, but {counts}.")
+        raise ValueError(
+            f"Every worker needs the same number of devices, but {counts}. "
+            f"See {doc_pages.page('how-to/launch#devices')}."
+        )
     places = [every[jax.process_index()].index(device) for device in mine]
     return [[own[place] for place in places] for own in every]
 

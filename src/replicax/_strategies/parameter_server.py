@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from replicax._base import devices as _devices
-from replicax._base import nest
+from replicax._base import doc_pages, nest
 from replicax._base.specs import TensorShape
 from replicax._base.types import Args, Kwargs, Tree
 from replicax._cluster.resolver import ClusterResolver
@@ -196,5 +196,6 @@ def _check(spec: ClusterSpec, resolver: ClusterResolver) -> None:
     if kind in _INSTEAD:
         raise ValueError(
             f"Only the coordinator, the 'chief', makes a ParameterServerStrategy; this task is {kind} {number or 0}: "
-            f"it would train by itself. {_INSTEAD[kind]}, before the program comes to the strategy."
+            f"it would train by itself. {_INSTEAD[kind]}, before the program comes to the strategy. "
+            f"See {doc_pages.page('how-to/parameter-servers#over-processes-and-machines')}."
         )

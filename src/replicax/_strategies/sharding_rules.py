@@ -9,6 +9,7 @@ from typing import TypeAlias
 import jax
 from jax.sharding import PartitionSpec
 
+from replicax._base import doc_pages
 from replicax._base.messages import received
 from replicax._strategies import logical_devices
 from replicax._values import ReplicaMesh
@@ -93,7 +94,8 @@ class ShardingRules:
         raise ValueError(
             f"`sharding_rules` has patterns that count for no variable: {', '.join(map(repr, unused))}. The variables "
             f"made under the strategy so far are: {listed}.{''.join(shadowed)} Correct the patterns or leave them out; "
-            "variables of a model are made before the first `run`, or in it."
+            "variables of a model are made before the first `run`, or in it. "
+            f"See {doc_pages.page('how-to/large-models#rules-for-whole-models')}."
         )
 
 

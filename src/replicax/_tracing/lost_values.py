@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import jax
 
+from replicax._base import doc_pages
 from replicax._base.errors import StepError
 from replicax._tracing import frames
 from replicax._tracing.state import Stored
@@ -55,7 +56,8 @@ def lost_error(name: str, step: str) -> StepError:
     """Returns the error for a variable whose value is gone."""
     return StepError(
         f"{name} has no value: {step}, which assigns it, failed while it ran (see the error above). Restore a "
-        "checkpoint, or assign all of the value, before it is read."
+        "checkpoint, or assign all of the value, before it is read. "
+        f"See {doc_pages.page('how-to/find-errors#when-a-compiled-step-fails')}."
     )
 
 

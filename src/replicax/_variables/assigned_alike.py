@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._base import doc_pages
 from replicax._collectives import cross_process
 from replicax._tracing.state import State
 from replicax._values import ReplicaMesh, cut_axis
@@ -51,7 +52,8 @@ def error(variable: State, found: str = "") -> ValueError:
         "whatever else depends on a replica's own data, random numbers or statistics. A variable in which each "
         "replica keeps a value of its own is made with "
         "`synchronization=replicax.VariableSynchronization.ON_READ`, and one whose copies may come to differ with "
-        "`copies_may_differ=True`."
+        "`copies_may_differ=True`. "
+        f"See {doc_pages.page('explanation/values-and-variables#variables')}."
     )
 
 

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from replicax._base import doc_pages
 from replicax._job.channel import (
     LONGEST,
     LONGEST_OF_A_STRANGER,
@@ -123,7 +124,8 @@ class Listener:
         if not any(is_own(str(address)) for address in addresses):
             raise LaunchError(
                 f"The coordinator {where} is not an address of this machine. --coordinator names the machine where "
-                f"--worker-rank 0 is started."
+                f"--worker-rank 0 is started. "
+                f"See {doc_pages.page('how-to/launch#several-machines')}."
             )
         at = interface(host)
         try:
@@ -189,7 +191,8 @@ async def connect(
                 reason = os.strerror(error.errno) if error.errno and not unknown else told
                 raise LaunchError(
                     f"Nobody answers at the coordinator's address {join_address(host, port)} for {start_timeout:g} s "
-                    f"({reason}). Is `replicax launch ... --worker-rank 0` running there, and is the port open?"
+                    f"({reason}). Is `replicax launch ... --worker-rank 0` running there, and is the port open? "
+                    f"See {doc_pages.page('how-to/launch#several-machines')}."
                 ) from None
             await asyncio.sleep(_RETRY)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from replicax._base import specs, tracebacks
+from replicax._base import doc_pages, specs, tracebacks
 from replicax.tf import _absent, _deferred, _names, _private
 
 _TENSORFLOW = "tensorflow"
@@ -241,7 +241,8 @@ def install() -> None:
     if loaded is not None and loaded is not sys.modules[_OURS]:
         raise RuntimeError(
             f"TensorFlow itself was imported already, from {getattr(loaded, '__file__', None)}. Call "
-            "replicax.tf.install() before anything imports it, or start the program with `replicax run-tf`."
+            "replicax.tf.install() before anything imports it, or start the program with `replicax run-tf`. "
+            f"See {doc_pages.page('how-to/from-tensorflow#2-run-it-as-it-is')}."
         )
     if _installed:
         return

@@ -6,6 +6,7 @@ import importlib as _importlib
 import types as _types
 from typing import Any
 
+from replicax._base import doc_pages
 from replicax.tf._absent import missing_from as _missing_from
 from replicax.tf.compat.v1 import _names
 from replicax.tf.compat.v1 import distribute as distribute
@@ -41,7 +42,8 @@ def disable_v2_behavior() -> None:
 def _refuse(name: str) -> None:
     raise RuntimeError(
         f"tf.compat.v1.{name} asks for TensorFlow 1's graphs and sessions, which replicax has none of. Leave the call "
-        "out and write the training loop with functions: @tf.function compiles them."
+        "out and write the training loop with functions: @tf.function compiles them. "
+        f"See {doc_pages.page('how-to/from-tensorflow')}."
     )
 
 
