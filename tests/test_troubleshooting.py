@@ -136,7 +136,9 @@ PROVOKED = {
         with rx.GradientTape() as tape: y = v * v
         tape.gradient(y, v); tape.gradient(y, v)
     """,
-    "Binding inputs to tf.function failed due to ...": "rx.function(lambda x: x, input_signature=[rx.TensorSpec([2])])(jnp.ones(3))",
+    "Binding inputs to tf.function failed due to ...": (
+        "rx.function(lambda x: x, input_signature=[rx.TensorSpec([2])])(jnp.ones(3))"
+    ),
     "The `global_batch_size` ... is not divisible by `num_replicas_in_sync` ...": (
         "rx.InputContext(num_replicas_in_sync=4).get_per_replica_batch_size(7)"
     ),
@@ -183,7 +185,9 @@ PROVOKED = {
     """,
     "A topology is a kind of TPU and the grid of its chips, ...": "rx.plan(lambda: 1, topology='x9:2')",
     "Attempted boolean conversion of traced array with shape ...": "rx.function(lambda x: 1 if x else 2)(jnp.ones(()))",
-    "The numpy.ndarray conversion method __array__() was called on traced array with shape ...": "rx.function(np.asarray)(jnp.ones(2))",
+    "The numpy.ndarray conversion method __array__() was called on traced array with shape ...": (
+        "rx.function(np.asarray)(jnp.ones(2))"
+    ),
     "Encountered an unexpected tracer.": """
         kept = []
         rx.function(lambda x: kept.append(x))(jnp.ones(2))
