@@ -192,7 +192,9 @@ def main() -> int:
     command = [sys.executable, "-m", "sphinx", "-b", chosen.builder, "-c", str(ROOT / "site"), "-W", "--keep-going"]
     command += ["-q", "-d", str(ROOT / "build" / "docs" / "trees"), *(["-D", "nb_execution_mode=off"] * chosen.fast)]
     # Programs of pages find four virtual accelerators, as in the tests.
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "site")}
+    # Cells start `python` and `replicax` by name: those of this environment.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "site"), "PATH": path}
     status = subprocess.run([*command, str(SOURCE), str(out)], env=environment, check=False).returncode
     if status == 0 and chosen.builder == "html":
         tidy(out)
