@@ -59,7 +59,7 @@ version_of = $(if $(1),$(shell $(1) -c 'import sys; print("%d.%d" % sys.version_
 VERSION := $(call version_of,$(PYTHON))
 VERSION_NEWEST := $(call version_of,$(PYTHON_NEWEST))
 
-.PHONY: help demo demo-workers test test-quick environments checked-environments test-python test-tpu-compiler test-newest tensorflow plan interpreters lint format docs docs-links bench dist clean
+.PHONY: help demo demo-workers test test-quick environments checked-environments test-python test-tpu-compiler test-newest tensorflow plan interpreters lint format docs docs-browser docs-links bench dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -152,7 +152,10 @@ format: $(TEST)/.installed  ## mend style and format
 	$(TEST)/bin/ruff format .
 
 docs: $(DOCS)/.installed  ## build the documentation site into build/site; every warning and broken link is an error
-	REPLICAX_VIRTUAL_DEVICES=GPU:4,CPU:1 $(DOCS)/bin/python site/build.py $(DOCS_ARGS)
+	$(DOCS)/bin/python site/build.py $(DOCS_ARGS)
+
+docs-browser: $(DOCS)/.installed  ## open every page of the built site in a browser (Chromium), and check it
+	$(DOCS)/bin/python site/browser.py
 
 docs-links: $(DOCS)/.installed  ## ask for each address outside of the site that its pages link to
 	$(DOCS)/bin/python site/build.py --builder linkcheck --fast

@@ -83,11 +83,13 @@ def main() -> int:
     """Looks at the site, and returns the exit status."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--pictures", type=Path, help="a folder for pictures of some pages")
+    options.add_argument("--only", default="*", help="a pattern for the paths of pages, such as 'how-to/*'")
     options.add_argument("--source", action="store_true", help="look at the pages of source too")
     chosen = options.parse_args()
     pages = sorted(path for path in SITE.rglob("*.html") if "_static" not in path.parts)
     if not chosen.source:
         pages = [path for path in pages if "_modules" not in path.parts]
+    pages = [path for path in pages if path.relative_to(SITE).match(chosen.only)]
     program = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
