@@ -47,7 +47,7 @@ python_use_unqualified_type_names = True
 add_module_names = False
 maximum_signature_line_length = 88
 toc_object_entries_show_parents = "hide"
-smartquotes = False
+smartquotes_action = "De"  # dashes and ellipses: quotation marks stay as they are written
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 viewcode_line_numbers = True
@@ -64,7 +64,7 @@ html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {
     "logo": {"text": "replicax", "image_light": "static/icon.svg", "image_dark": "static/icon.svg", "alt_text": ""},
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 7,
     "navbar_align": "left",
     "navbar_end": ["versions", "theme-switcher"],
     "navigation_with_keys": False,
@@ -76,6 +76,7 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system is
 html_sidebars = {"index": []}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

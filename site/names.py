@@ -132,6 +132,14 @@ def bases(app: Sphinx, name: str, value: Any, options: Any, found: list[Any]) ->
     found[:] = [base for base in value.__mro__[1:] if base in public or base.__module__ == "builtins"][:1]
 
 
+def signature_of(app: Sphinx, what: str, name: str, value: Any, options: Any, shown: Any, returned: Any) -> Any:
+    """Shows the arguments of a class's `__init__` where its metaclass takes any."""
+    if inspect.isclass(value) and shown and "*args" in shown.replace(" ", ""):
+        parameters = [*inspect.signature(value.__init__).parameters.values()][1:]
+        return str(inspect.Signature([each.replace(annotation=each.empty) for each in parameters])), None
+    return None
+
+
 def docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     """Writes a docstring as reStructuredText."""
     lines[:] = markup.as_markup(lines)
@@ -144,5 +152,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_post_transform(LinkNames)
     app.connect("missing-reference", missing)
     app.connect("autodoc-process-bases", bases)
+    app.connect("autodoc-process-signature", signature_of)
     app.connect("autodoc-process-docstring", docstring, priority=100)  # before napoleon, which writes markup
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -106,7 +106,9 @@ def directive(name: str, value: object) -> list[str]:
         # Members that another public class has are on that class's page.
         bases = [base for base in value.__mro__[1:] if base in PUBLIC_CLASSES or not _ours(base)]
         ignored = ", ".join(dict.fromkeys(base.__name__ for base in bases))
-        members = [f"   :inherited-members: {ignored}", "   :members:", "   :show-inheritance:"]
+        members = [f"   :inherited-members: {ignored}", "   :members:"]
+        derived = any(base in PUBLIC_CLASSES or issubclass(base, BaseException) for base in value.__mro__[1:])
+        members += ["   :show-inheritance:"] * derived
         if fields := getattr(value, "_fields", None):  # of a named tuple, of which the class's docstring tells
             members.append(f"   :exclude-members: {', '.join(fields)}")
         return [f".. autoclass:: {path}", *members]
