@@ -55,6 +55,15 @@ def test_a_misspelled_page_is_an_error_with_the_one_that_is_meant(capsys):
     assert "there is no page lanch. Did you mean how-to/launch?" in capsys.readouterr().err
 
 
+def test_a_whole_message_is_found_by_the_heading_that_it_begins_with(tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.md").write_text("# A\n\n## `There is no device ...`\n\nNone.\n\n## `... is not there`\n\nNone.\n")
+    monkeypatch.setattr(doc_pages, "folder", lambda: tmp_path)
+    assert main(["docs", "--search", "DeviceError: There is no device GPU:9. There are CPU:0."]) == 0
+    assert capsys.readouterr().out.split("\n")[0].strip() == "a#there-is-no-device-"
+    assert main(["docs", "--search", "The file is not there"]) == 0
+    assert "is not there" in capsys.readouterr().out
+
+
 def test_words_are_found_as_they_stand_before_pages_that_have_them_all(tmp_path, monkeypatch, capsys):
     (tmp_path / "a.md").write_text("# A\n\nThere is no\n`device` here.\n\n## Apart\n\nNo device, there.\n")
     (tmp_path / "b.md").write_text("# B\n\nNo device is there.\n")

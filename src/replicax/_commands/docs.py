@@ -110,25 +110,44 @@ def _list(pages: dict[str, Path], program: str) -> None:
 
 
 def _search(words: str, pages: dict[str, Path], program: str) -> int:
-    """Lists the sections that have the words as they are; else those that have all of them."""
-    found: dict[bool, dict[str, str]] = {True: {}, False: {}}
-    whole = " ".join(words.lower().split())
+    """Lists the sections about the message that the words are; else those that have the words, as they are or all."""
+    message, literal, all_words = {}, {}, {}
+    whole = _plain(words)
     for name, path in pages.items():
         text = path.read_text(encoding="utf-8")
         lines, headings = text.splitlines(), [*_headings(text)]
         for place, (number, _, title) in enumerate(headings):
             end = headings[place + 1][0] if place + 1 < len(headings) else len(lines)
-            body = " ".join(" ".join(lines[number:end]).lower().replace("`", "").split())
-            for literal in (True, False):
-                if (whole in body) if literal else all(word in body for word in whole.split()):
-                    found[literal][f"{name}#{_slug(title)}" if place else name] = title
-    matches = found[True] or found[False]
+            body = _plain(" ".join(lines[number:end]))
+            address = f"{name}#{_slug(title)}" if place else name
+            if _is_message(whole, _plain(title)):
+                message[address] = title
+            if whole in body:
+                literal[address] = title
+            elif all(word in body for word in whole.split()):
+                all_words[address] = title
+    matches = message or literal or all_words
     for address, title in matches.items():
         print(f"  {address}\n      {title}")
     if not matches:
         print(f"{program}: no page has {words!r}.", file=sys.stderr)
         return 1
     return 0
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().replace("`", "").split())
+
+
+def _is_message(words: str, title: str) -> bool:
+    """Whether a heading, in which "..." stands for any words, is the beginning of a message in `words`.
+
+    >>> _is_message("deviceerror: there is no device gpu:9. there are gpu:0", "there is no device ...")
+    True
+    """
+    if "..." not in title or sum(len(part.split()) for part in title.split("...")) < 3:
+        return False
+    return re.search(".*?".join(re.escape(part.strip()) for part in title.split("...")), words) is not None
 
 
 def _show(text: str) -> None:
