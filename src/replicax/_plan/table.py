@@ -99,7 +99,8 @@ def _listed(plans: Sequence[TopologyPlan]) -> list[str]:
             continue
         lines += ["", f"Collectives on {plan.topology}:"]
         ordered = sorted(plan.collectives, key=lambda each: -each.bytes * each.times)
-        grouped = [(each, len(list(same))) for each, same in groupby(ordered)]
+        alike = [list(same) for _, same in groupby(ordered, key=lambda each: _described(each, 1))]
+        grouped = [(same[0], len(same)) for same in alike]
         lines += [f"  {_described(each, count)}" for each, count in grouped[:_LISTED]]
         if more := sum(count for _, count in grouped[_LISTED:]):
             lines.append(f"  and {more} smaller ones")
