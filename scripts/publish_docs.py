@@ -70,6 +70,8 @@ def _key(version: str) -> tuple[int, int, int, bool, str, int] | None:
 
 def _replace(site: Path, folder: Path) -> None:
     if folder.exists():
+        if not (folder / "index.html").is_file():  # somebody's own: `branch` is not the published branch
+            raise ValueError(f"{folder} is no published site, as it has no index.html; it is left as it is")
         shutil.rmtree(folder)
     shutil.copytree(site, folder)
 

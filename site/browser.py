@@ -29,7 +29,7 @@ SEARCHES = {
     "Slurm": "how-to/launch.html",
     "There is no device": "troubleshooting.html",
 }
-# The theme's own: the search dialog's shortcut keys and the skip link are there for those who need them.
+# Without `preload`, since axe would load style sheets, which a browser refuses to pages from the disk.
 RULES = {
     "preload": False,
     "runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]},

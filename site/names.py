@@ -112,8 +112,8 @@ def known() -> None:
 def missing(app: Sphinx, env: Any, node: Any, content: Any) -> Any:
     """Resolves a name in a signature that is written with the private module in which it is defined."""
     target = node.get("reftarget", "")
-    public = PAGES.get(target) or next((f"replicax.{n}" for n in (target,) if f"replicax.{n}" in _objects(env)), None)
-    found = _objects(env).get(public) if public else None
+    public = PAGES.get(target, f"replicax.{target}")
+    found = _objects(env).get(public)
     if node.get("refdomain") != "py" or found is None:
         return None
     uri = app.builder.get_relative_uri(node["refdoc"], found.docname)

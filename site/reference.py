@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import subprocess
 import sys
 import types
@@ -92,8 +91,10 @@ def topics(names: dict[str, object]) -> dict[str, list[str]]:
         for name in text.split():
             prefix = name.removesuffix("*")
             some = [n for n in names if n.startswith(prefix) and n not in single] if prefix != name else [name]
-            result[topic] += [n for n in some if n in names]
+            result[topic] += some
         placed |= set(result[topic])
+    if gone := placed - set(names):
+        raise SystemExit(f"site/reference.py names what replicax does not have: {', '.join(sorted(gone))}")
     if lost := set(names) - placed:
         raise SystemExit(f"site/reference.py gives no topic to these public names: {', '.join(sorted(lost))}")
     return result
@@ -158,7 +159,3 @@ def write(folder: Path) -> None:
     # `replicax.tf` changes how JAX's arrays print, so it is read in a process of its own.
     here = Path(__file__)
     subprocess.run([sys.executable, str(here.with_name("tf_reference.py")), str(folder / "tf")], check=True)
-
-
-if __name__ == "__main__":
-    print(json.dumps(topics(public()), indent=2))

@@ -307,6 +307,15 @@ def place(tmp_path):
     return publish, branch
 
 
+def test_a_folder_that_is_no_site_is_left_as_it_is(place):
+    publish, branch = place
+    (branch / "dev").mkdir(parents=True)
+    (branch / "dev" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="no published site"):
+        publish("dev", "first")
+    assert (branch / "dev" / "notes.txt").read_text() == "mine"
+
+
 def test_the_first_documentation_is_that_of_development(place):
     publish, branch = place
     publish("dev", "first")

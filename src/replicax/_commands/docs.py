@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from replicax._base import doc_pages
+from replicax._base.terminal import is_terminal
 
 _FENCE = re.compile(r"^(`{3,})(\{?[\w-]*\}?).*$")
 _HEADING = re.compile(r"^(#+) +(.*?) *$")
@@ -154,7 +155,7 @@ def _show(text: str) -> None:
     """Prints Markdown: laid out by rich on a terminal where it is installed, else as it is written."""
     text = re.sub(r"\A---\n.*?\n---\n+", "", text, flags=re.DOTALL)  # the head of a tutorial
     text = re.sub(r"^(`{3,})\{code-cell\}.*$", r"\1python", text, flags=re.MULTILINE)
-    if sys.stdout.isatty():
+    if is_terminal(sys.stdout):
         try:
             from rich.console import Console
             from rich.markdown import Markdown
