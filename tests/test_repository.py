@@ -245,9 +245,9 @@ def test_hints_to_install_name_libraries_and_work_without_replicax_on_an_index()
 
 def anchors(page: Path) -> set[str]:
     """Returns the anchors of a page's headings, as forges and the site make them."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    from replicax._base import doc_pages
+
+    return {doc_pages.anchor(title) for _, _, title in doc_pages.headings(page.read_text(encoding="utf-8"))}
 
 
 def test_messages_and_docstrings_name_pages_and_sections_that_are_there():

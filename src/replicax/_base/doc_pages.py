@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1]
+_FENCE = re.compile(r"^(`{3,})")
+_HEADING = re.compile(r"^(#+) +(.*?) *$")
 
 
 def install(extra: str) -> str:
@@ -66,3 +69,26 @@ def folder() -> Path:
     """Returns the folder of the documentation's pages: the package's copy, or the checkout's."""
     installed = _PACKAGE / "docs"
     return installed if installed.is_dir() else _PACKAGE.parents[1] / "docs"
+
+
+def headings(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yields the line, the level and the title of each heading of a page, without comments in blocks of code.
+
+    >>> list(headings("# A page\\n```\\n# a comment\\n```\\n## Last"))
+    [(0, 1, 'A page'), (4, 2, 'Last')]
+    """
+    fence = ""
+    for number, line in enumerate(text.splitlines()):
+        if found := _FENCE.match(line):
+            fence = "" if fence and found[1].startswith(fence) else fence or found[1]
+        elif not fence and (heading := _HEADING.match(line)):
+            yield number, len(heading[1]), heading[2]
+
+
+def anchor(title: str) -> str:
+    """Returns the anchor of a heading, as forges and the site make it.
+
+    >>> anchor("What `rx.function` does")
+    'what-rxfunction-does'
+    """
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")

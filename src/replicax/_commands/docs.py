@@ -6,14 +6,11 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from replicax._base import doc_pages
 from replicax._base.terminal import is_terminal
-
-_FENCE = re.compile(r"^(`{3,})(\{?[\w-]*\}?).*$")
-_HEADING = re.compile(r"^(#+) +(.*?) *$")
 
 
 def parser(program: str) -> argparse.ArgumentParser:
@@ -51,7 +48,7 @@ def main(arguments: Sequence[str], program: str) -> int:
     if anchor:
         section = _section(text, anchor)
         if section is None:
-            titles = ", ".join(f"#{_slug(title)}" for _, _, title in _headings(text))
+            titles = ", ".join(f"#{doc_pages.anchor(title)}" for _, _, title in doc_pages.headings(text))
             print(f"{program}: {name} has no section #{anchor}. It has {titles}.", file=sys.stderr)
             return 1
         text = section
@@ -69,30 +66,11 @@ def _full_name(name: str, pages: dict[str, Path]) -> str:
     return ending[0] if len(ending) == 1 and name not in pages else name
 
 
-def _headings(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yields the line, the level and the title of each heading that is not in a block of code."""
-    fence = ""
-    for number, line in enumerate(text.splitlines()):
-        if found := _FENCE.match(line):
-            fence = "" if fence and found[1].startswith(fence) else fence or found[1]
-        elif not fence and (heading := _HEADING.match(line)):
-            yield number, len(heading[1]), heading[2]
-
-
-def _slug(title: str) -> str:
-    """Returns the anchor of a heading, as forges and the site make it.
-
-    >>> _slug("What `rx.function` does")
-    'what-rxfunction-does'
-    """
-    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-
-
 def _section(text: str, anchor: str) -> str | None:
     """Returns a section with its subsections, or None where there is none with that anchor."""
-    headings = list(_headings(text))
+    headings = list(doc_pages.headings(text))
     for place, (number, level, title) in enumerate(headings):
-        if _slug(title) == anchor:
+        if doc_pages.anchor(title) == anchor:
             end = next((line for line, other, _ in headings[place + 1 :] if other <= level), None)
             return "\n".join(text.splitlines()[number:end]).rstrip() + "\n"
     return None
@@ -102,7 +80,7 @@ def _list(pages: dict[str, Path], program: str) -> None:
     width = max(map(len, pages))
     section = ""
     for name in sorted(pages, key=lambda name: ("/" in name, name)):
-        title = next((title for _, _, title in _headings(pages[name].read_text(encoding="utf-8"))), "")
+        title = next((title for _, _, title in doc_pages.headings(pages[name].read_text(encoding="utf-8"))), "")
         if name.rpartition("/")[0] != section:
             section = name.rpartition("/")[0]
             print()
@@ -116,11 +94,11 @@ def _search(words: str, pages: dict[str, Path], program: str) -> int:
     whole = _plain(words)
     for name, path in pages.items():
         text = path.read_text(encoding="utf-8")
-        lines, headings = text.splitlines(), [*_headings(text)]
+        lines, headings = text.splitlines(), [*doc_pages.headings(text)]
         for place, (number, _, title) in enumerate(headings):
             end = headings[place + 1][0] if place + 1 < len(headings) else len(lines)
             body = _plain(" ".join(lines[number:end]))
-            address = f"{name}#{_slug(title)}" if place else name
+            address = f"{name}#{doc_pages.anchor(title)}" if place else name
             if _is_message(whole, _plain(title)):
                 message[address] = title
             if whole in body:
