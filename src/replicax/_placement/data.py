@@ -113,17 +113,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class PlacementData:
-    """The data of a `Placement`.
-
-    Args:
-        title: what is shown: the strategy, and of `show` the step.
-        devices: this process's devices in order, and the other places that hold an array, such as the host.
-        arrays: the arrays in order, each with its parts.
-        collectives: of `show`: those of the compiled step, in the order in which they start.
-        memory: of `show`: the bytes that the compiled step takes on each device, by XLA: "arguments", "results" (those
-            that do not take the place of arguments), "temporaries" and, where XLA says it, "peak". Empty otherwise.
-        other_devices: how many of the strategy's devices belong to other processes.
-    """
+    """The data of a `Placement`, which describes the fields: what its text and its picture are made from."""
 
     title: str
     devices: tuple[Place, ...]
