@@ -209,7 +209,7 @@ $(BUILD)/.installed:
 
 $(TENSORFLOW)/.installed:
 	$(PYTHON_TENSORFLOW) -m venv $(TENSORFLOW)
-	$(TENSORFLOW)/bin/python $(PIP) --only-binary :all: '$(TENSORFLOW_VERSION)'
+	$(TENSORFLOW)/bin/python $(PIP) --only-binary :all: '$(TENSORFLOW_VERSION)' tensorboard  # for tf.summary
 	@touch $@
 
 $(PLAN)/.installed:
