@@ -188,6 +188,27 @@ def test_loops_say_how_often_their_collectives_run():
     assert "5 × all-reduce" in str(shown)
 
 
+def test_a_program_of_plain_jax_is_shown_without_a_strategy():
+    mesh = jax.sharding.Mesh(np.array(mirrored(4).extended._mesh.devices), ("data",))
+    divided, whole = jax.P("data"), jax.P()
+    summed = jax.shard_map(lambda x: jax.lax.psum(x.sum(), "data"), mesh=mesh, in_specs=divided, out_specs=whole)
+    shown = rx.show(jax.jit(summed), jax.device_put(jnp.ones((8, 2)), jax.NamedSharding(mesh, divided)))
+    assert shown.title.endswith(", 4 devices")
+    assert [shown.arrays[0].text(place.name) for place in shown.devices] == ["[0:2]", "[2:4]", "[4:6]", "[6:8]"]
+    (collective,) = shown.collectives
+    assert (collective.kind, collective.arrays) == ("all-reduce", ("float32[]",))
+    assert collective.groups == (tuple(place.name for place in shown.devices),)
+
+
+def test_memory_at_the_peak_is_not_less_than_what_is_there_all_the_time():
+    def step(x):
+        return jnp.sort(x @ x, axis=0).sum()
+
+    memory = rx.show(step, jnp.ones((300, 300))).memory
+    assert memory["temporaries"] > 0
+    assert memory.get("peak", jnp.inf) >= memory["arguments"] + memory["temporaries"]
+
+
 def test_one_device_has_no_collectives():
     training = Training(one_device())
     shown = rx.show(training.function, next(iter(training.batches())))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -97,10 +97,10 @@ def show(step: Callable[..., Tree], *args: Tree, **kwargs: Tree) -> Placement:
     executable = program.lower(call).compile()
     text = executable.as_text() or ""
     return Placement(
-        f"{compiled._name}, {titled(strategy, places.mesh.size if places.mesh else 1)}",
+        f"{compiled._name}, {_title(strategy, places, len(_devices_of(executable, places)))}",
         places.with_others(arrays),
         tuple(arrays),
-        _collectives(text, places),
+        _collectives(text, [places.name(device) for device in _devices_of(executable, places)]),
         _memory(executable),
         0 if places.mesh is None else places.mesh.mesh.size - len(places.here()),
     )
@@ -163,10 +163,24 @@ def _strategy_of(program: Program) -> context.StrategyLike:
     return next((each for each in of_variables if each is not None), None) or context.get_strategy()
 
 
-def _collectives(text: str, places: Places) -> tuple[Collective, ...]:
-    if places.mesh is None:
-        return ()
-    names = [places.name(device) for device in places.mesh.mesh.devices.flat]
+def _title(strategy: context.StrategyLike, places: Places, devices: int) -> str:
+    """Returns on what a step runs: a program of plain JAX may have devices of its own choice, and no strategy."""
+    if strategy is not context.default_strategy():
+        return titled(strategy, places.mesh.size if places.mesh else 1)
+    return f"{devices} device{'s' * (devices > 1)}"
+
+
+def _devices_of(executable: jax.stages.Compiled, places: Places) -> Sequence[jax.Device]:
+    """Returns the devices that a program runs on, in the order in which it numbers them."""
+    if places.mesh is not None:
+        return list(places.mesh.mesh.devices.flat)
+    runtime: Any = executable.runtime_executable()
+    devices: Sequence[jax.Device] = runtime.local_devices()
+    return devices
+
+
+def _collectives(text: str, names: Sequence[str]) -> tuple[Collective, ...]:
+    """Returns the collectives of a program on devices with these names."""
     return tuple(
         Collective(
             one.kind,
@@ -201,5 +215,6 @@ def _memory(executable: jax.stages.Compiled) -> dict[str, int]:
         "results": found.output_size_in_bytes - found.alias_size_in_bytes,
         "temporaries": found.temp_size_in_bytes,
     }
+    # On CPU, XLA's peak can leave temporaries out, which take memory during the whole call.
     peak = getattr(found, "peak_memory_in_bytes", 0)
-    return {**sizes, "peak": peak} if peak else sizes
+    return {**sizes, "peak": peak} if peak >= sizes["arguments"] + sizes["temporaries"] > 0 else sizes
