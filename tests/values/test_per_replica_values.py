@@ -201,3 +201,23 @@ def test_components_of_a_result_that_is_still_computed_are_taken_without_a_progr
     monkeypatch.setattr(mesh, "_part_of_row", compiled)
     for part in strategy.experimental_local_results(step(ones)):
         np.testing.assert_allclose(part, np.ones((300, 300)), rtol=1e-4)
+
+
+def test_values_are_arguments_of_functions_that_jax_compiles_ahead():
+    strategy = mirrored()
+    batch = strategy.experimental_distribute_values_from_function(lambda context: jnp.ones((2, 3)))
+
+    def step(x, batch):
+        return x + strategy.reduce("SUM", strategy.run(lambda part: part.sum(), args=(batch,)), axis=None)
+
+    compiled = jax.jit(step, donate_argnums=0).lower(jnp.float32(1.0), batch).compile()
+    assert float(compiled(jnp.float32(1.0), batch)) == 1.0 + 6.0 * strategy.num_replicas_in_sync
+
+
+@pytest.mark.parametrize("content", [np.ones((2, 3)), "text", jax.ShapeDtypeStruct((2, 3), jnp.float32)])
+def test_what_jax_puts_in_the_place_of_an_array_stays_one_leaf(content):
+    strategy = mirrored()
+    value = strategy.experimental_distribute_values_from_function(lambda context: jnp.ones(3))
+    leaves, structure = jax.tree.flatten(jax.tree.map(lambda array: content, value))
+    assert leaves == [content] or leaves[0] is content
+    assert structure == jax.tree.structure(value)

@@ -429,8 +429,11 @@ _Aux: TypeAlias = tuple[_FormOf, ReplicaMesh | None]
 
 
 def _flatten(value: Value) -> tuple[tuple[Leaf, ...], _Aux]:
-    if isinstance(value._form, Traced):
-        return (value._form.component,), (Traced, value._mesh)
+    form = value._form
+    if isinstance(form, Traced):
+        return (form.component,), (Traced, value._mesh)
+    if isinstance(form, Stacked | Replicated):  # an array, or what JAX has put in its place
+        return (form.array,), (type(form), value._mesh)
     if (array := global_array(value)) is not None:
         return (array,), (value._whole, value._mesh)
     return value.values, (others_differ(value), value._mesh)
