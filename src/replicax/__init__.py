@@ -12,14 +12,16 @@ from replicax._base.version import __version__ as __version__
 
 _os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads it when it is imported
 
-if "REPLICAX_VIRTUAL_DEVICES" in _os.environ:  # to be known before JAX starts, whoever starts it
-    from replicax._base import devices
-
-    devices.configure_from_environment()
-if "REPLICAX_COMPILATION_CACHE" in _os.environ:
-    from replicax._base import compilation_cache
-
-    compilation_cache.configure_from_environment()
+_unusable: list[Exception] = []  # what is wrong with settings in the environment
+for _variable, _module in (
+    ("REPLICAX_VIRTUAL_DEVICES", "devices"),
+    ("REPLICAX_COMPILATION_CACHE", "compilation_cache"),
+):
+    if _variable in _os.environ:  # JAX has to know it before it starts, whoever starts it
+        try:
+            _importlib.import_module(f"replicax._base.{_module}").configure_from_environment()
+        except Exception as _error:  # raised when a name is used, since `replicax info` and `replicax docs` are to help
+            _unusable.append(_error)
 
 if _typing.TYPE_CHECKING:
     from replicax._api import *  # noqa: F403
@@ -28,6 +30,8 @@ if _typing.TYPE_CHECKING:
 
 def __getattr__(name: str) -> object:
     """Imports a name of `_api` when it is used, so that the launcher starts without JAX."""
+    if _unusable and not name.startswith("__"):
+        raise _unusable[0]
     if name in ("cluster_resolver", "coordinator", "train"):
         return _importlib.import_module(f"replicax.{name}")
     if name == "ParameterServerStrategy":

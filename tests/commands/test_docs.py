@@ -36,9 +36,19 @@ def test_a_comment_in_code_is_no_section(tmp_path, monkeypatch, capsys):
     (tmp_path / "page.md").write_text("# A page\n\n```python\n# a comment\n```\n\n## Last\n\nwords\n")
     monkeypatch.setattr(doc_pages, "folder", lambda: tmp_path)
     assert main(["docs", "page#a-comment"]) == 1
-    assert "page has no section #a-comment. It has #a-page, #last." in capsys.readouterr().err
+    assert "page has no section #a-comment. It has #a-page" in capsys.readouterr().err
     assert main(["docs", "page#last"]) == 0
     assert capsys.readouterr().out == "## Last\n\nwords\n"
+
+
+def test_a_section_that_is_not_there_is_answered_with_the_nearest(tmp_path, monkeypatch, capsys):
+    titles = ["There is no file ...", "There is no folder ...", "Other", "Words", "There is no device ..."]
+    (tmp_path / "page.md").write_text("".join(f"## {title}\n\n" for title in titles))
+    monkeypatch.setattr(doc_pages, "folder", lambda: tmp_path)
+    assert main(["docs", "page#there-is-no-divice"]) == 1
+    assert "It has #there-is-no-device-, " in (said := capsys.readouterr().err) and "#words" not in said
+    assert main(["docs", "page#there-is-no-device"]) == 0  # as the site finds it, too
+    assert capsys.readouterr().out == "## There is no device ...\n"
 
 
 def test_the_head_of_a_tutorial_is_not_shown_and_its_cells_are_code(tmp_path, monkeypatch, capsys):
@@ -69,7 +79,11 @@ def test_words_are_found_as_they_stand_before_pages_that_have_them_all(tmp_path,
     (tmp_path / "b.md").write_text("# B\n\nNo device is there.\n")
     monkeypatch.setattr(doc_pages, "folder", lambda: tmp_path)
     assert main(["docs", "--search", "There is no device"]) == 0
-    assert capsys.readouterr().out.split() == ["a", "A"]
+    assert capsys.readouterr().out.split() == ["a", "A", "b", "B"]
+    (tmp_path / "b.md").rename(tmp_path / "troubleshooting.md")  # where most words of messages are
+    assert main(["docs", "--search", "device there"]) == 0
+    assert capsys.readouterr().out.split() == ["troubleshooting", "B", "a", "A", "a#apart", "Apart"]
+    (tmp_path / "troubleshooting.md").rename(tmp_path / "b.md")
     assert main(["docs", "--search", "device there"]) == 0
     assert capsys.readouterr().out.split() == ["a", "A", "a#apart", "Apart", "b", "B"]
     assert main(["docs", "--search", "cluster"]) == 1

@@ -218,6 +218,26 @@ def test_wrong_values_are_told(alone, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("REPLICAX_VIRTUAL_DEVICES", "GPU-4", "such as GPU:4; got 'GPU-4'"),
+        ("REPLICAX_COMPILATION_CACHE", __file__, f"{__file__} is a file or lies in one"),
+    ],
+)
+def test_settings_that_programs_refuse_do_not_stop_the_commands_that_help(variable, value, told, run_python):
+    command = "import sys; from replicax._commands import main; sys.exit(main(sys.argv[1:] or {}))"
+    done = run_python(command.format(["info"]), env={variable: value}, fresh=True)
+    assert done.returncode == 1 and told in " ".join(done.stdout.split()) and "Traceback" not in done.stderr, (
+        done.stderr
+    )
+    done = run_python(command.format(["docs", "how-to/launch#slurm"]), env={variable: value}, fresh=True)
+    assert done.returncode == 0 and done.stdout.startswith("## Slurm"), done.stderr
+    for program in ("import replicax as rx; rx.MirroredStrategy()", "import replicax.tf"):
+        done = run_python(program, env={variable: value}, fresh=True)
+        assert done.returncode == 1 and value in done.stderr.splitlines()[-1], done.stderr
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("REPLICAX_STEP_TIMEOUT", "None"),

@@ -58,6 +58,11 @@ def set_compilation_cache(path: str | os.PathLike[str] | None) -> None:
                 raise NotADirectoryError(
                     f"The compilation cache needs a folder, and {path} is a file or lies in one. Name another path."
                 ) from error
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise OSError(
+                    f"The folder {path} for compiled programs cannot be made: {reason}. Name another."
+                ) from error
     jax.config.update("jax_compilation_cache_dir", path)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

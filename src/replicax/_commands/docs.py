@@ -48,8 +48,13 @@ def main(arguments: Sequence[str], program: str) -> int:
     if anchor:
         section = _section(text, anchor)
         if section is None:
-            titles = ", ".join(f"#{doc_pages.anchor(title)}" for _, _, title in doc_pages.headings(text))
-            print(f"{program}: {name} has no section #{anchor}. It has {titles}.", file=sys.stderr)
+            known = [doc_pages.anchor(title) for _, _, title in doc_pages.headings(text)]
+            near = difflib.get_close_matches(anchor, known, 3, 0.3) or known[:3]
+            titles = ", ".join(f"#{one}" for one in near)
+            print(
+                f"{program}: {name} has no section #{anchor}. It has {titles}{' ...' * (len(known) > 3)}",
+                file=sys.stderr,
+            )
             return 1
         text = section
     _show(text)
@@ -70,7 +75,7 @@ def _section(text: str, anchor: str) -> str | None:
     """Returns a section with its subsections, or None where there is none with that anchor."""
     headings = list(doc_pages.headings(text))
     for place, (number, level, title) in enumerate(headings):
-        if doc_pages.anchor(title) == anchor:
+        if doc_pages.anchor(title).strip("-") == anchor.strip("-"):
             end = next((line for line, other, _ in headings[place + 1 :] if other <= level), None)
             return "\n".join(text.splitlines()[number:end]).rstrip() + "\n"
     return None
@@ -89,10 +94,13 @@ def _list(pages: dict[str, Path], program: str) -> None:
 
 
 def _search(words: str, pages: dict[str, Path], program: str) -> int:
-    """Lists the sections about the message that the words are; else those that have the words, as they are or all."""
+    """Lists the sections about the message that the words are; else those that have the words, as they are first.
+
+    Troubleshooting comes first, since most words are those of a message.
+    """
     message, literal, all_words = {}, {}, {}
     whole = _plain(words)
-    for name, path in pages.items():
+    for name, path in sorted(pages.items(), key=lambda page: (page[0] != "troubleshooting", page[0])):
         text = path.read_text(encoding="utf-8")
         lines, headings = text.splitlines(), [*doc_pages.headings(text)]
         for place, (number, _, title) in enumerate(headings):
@@ -105,7 +113,7 @@ def _search(words: str, pages: dict[str, Path], program: str) -> int:
                 literal[address] = title
             elif all(word in body for word in whole.split()):
                 all_words[address] = title
-    matches = message or literal or all_words
+    matches = message or {**literal, **all_words}
     for address, title in matches.items():
         print(f"  {address}\n      {title}")
     if not matches:

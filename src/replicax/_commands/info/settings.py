@@ -7,6 +7,7 @@ import os
 import warnings
 from pathlib import Path
 
+import replicax
 from replicax._base import environment_variables
 from replicax._base.errors import JobError
 from replicax._commands.info.section import Section, readable_bytes
@@ -31,6 +32,7 @@ def settings() -> Section:
     section.data["variables"] = variables
     section.rows += variables.items()
     section.problems += environment_variables.problems(os.environ)
+    section.problems += [f"REPLICAX_COMPILATION_CACHE: {e}" for e in replicax._unusable if isinstance(e, OSError)]
     if secret.is_given():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
