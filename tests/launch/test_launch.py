@@ -520,6 +520,11 @@ def test_each_worker_sees_its_share_of_the_gpus(options, gpus, expected, tmp_pat
         ("--workers 2 --coordinator a:4000 --worker-rank 2", {}, "ask for 2 to 2 on this machine"),
         ("--workers 2", {"CUDA_VISIBLE_DEVICES": "0,1,2"}, "this machine has 3 GPUs (0, 1, 2) for 2 workers"),
         ("--workers 2 --devices-per-worker 2", {"CUDA_VISIBLE_DEVICES": "7"}, "this machine has 1 GPU (7) for 2"),
+        (
+            "--workers 2 --devices-per-worker 1",
+            {"REPLICAX_VIRTUAL_DEVICES": "GPU:2"},
+            "--devices-per-worker 1 and REPLICAX_VIRTUAL_DEVICES=GPU:2 in the environment both say",
+        ),
     ],
 )
 def test_mistakes_on_the_command_line_are_reported(options, env, message, tmp_path):

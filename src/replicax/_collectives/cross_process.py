@@ -75,7 +75,7 @@ def same_on_all_workers(mesh: ReplicaMesh, text: str, alike: bool) -> bool:
     """
     told = text.encode() + (b"" if alike else jax.process_index().to_bytes(4))  # a digest that no other worker has
     row = np.frombuffer(hashlib.blake2b(told, digest_size=8).digest(), np.int32)
-    rows = _run(_rows, "comparison", mesh, [row] * len(mesh.local_ids))
+    rows = _run(_rows, "comparison of shapes", mesh, [row] * len(mesh.local_ids))
     return bool((np.asarray(rows) == row).all())
 
 

@@ -250,7 +250,8 @@ def inputs_of(call: CallSignature, elements: Sequence[Tree]) -> list[str]:
         elif kind in (PerReplica, Mirrored) and (len(key) == 2 or isinstance(key[2], tuple)):  # of components
             texts.append(compile_log.described(*key[1][:2]) + compile_log.EACH)
         elif kind in (PerReplica, Mirrored):
-            texts.append(compile_log.of_value(key[1], key[2], kind is PerReplica))
+            uneven = " at most" if kind is PerReplica and len(key) > 4 else ""
+            texts.append(compile_log.of_value(key[1], key[2], kind is PerReplica) + uneven)
     leaves = [leaf for element in elements for leaf in nest.values(element)]
     arrays = [(array_of(leaf), isinstance(leaf, PerReplica)) for leaf in leaves]
     return texts + [compile_log.of_value(array.shape, array.dtype, stacked) for array, stacked in arrays]

@@ -96,8 +96,9 @@ def join(job: Job) -> None:
     if jax_internals.backend_started():
         raise RuntimeError(
             "Collective ops must be configured at program startup: make the strategy (on TPU hosts call "
-            "experimental_connect_to_cluster) before the first computation and before jax.devices(). JAX has started "
-            "for this process alone, and cannot be joined with others any more. "
+            "experimental_connect_to_cluster) before the first computation, and before jax.devices() and "
+            "tf.config.list_logical_devices(). JAX has started for this process alone, and cannot be joined with "
+            "others any more. "
             f"See {doc_pages.page('explanation/jobs#the-start')}."
         )
     preflight = _preflight.mode()

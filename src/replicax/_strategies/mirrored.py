@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from replicax._base import devices as _devices
+from replicax._base import doc_pages, tracebacks
+from replicax._cluster.environment import TFConfigClusterResolver
 from replicax._collectives.cross_device_ops import CollectiveAllReduce, CrossDeviceOps, NcclAllReduce
 from replicax._collectives.sharding import Rule
+from replicax._job import state
 from replicax._strategies import replica_devices
 from replicax._strategies.replicated import MirroringExtended
 from replicax._strategies.sharding_rules import Dimensions
@@ -110,3 +113,21 @@ class MirroredStrategy(Strategy):
     ):
         sharded = sharding_rules, shard_optimizer_state, shard_variables
         super().__init__(MirroredExtended(self, devices, cross_device_ops, devices_per_replica, *sharded))
+        _warn_of_other_workers()
+
+
+def _warn_of_other_workers() -> None:
+    """Warns where this process is a worker of several, which it has not joined: each would train a model of its own."""
+    resolver = TFConfigClusterResolver()
+    try:
+        tasks, kind, index = resolver.cluster_spec().as_dict(), resolver.task_type, resolver.task_id
+    except ValueError:  # strategies that need TF_CONFIG say what is wrong with it
+        return
+    workers = len(tasks.get("chief", ())) + len(tasks.get("worker", ()))
+    if state.current() is None and workers > 1 and kind in ("chief", "worker") and "ps" not in tasks:
+        tracebacks.warn(
+            f"TF_CONFIG says that this process is {kind} {index} in a job of {workers}, but MirroredStrategy trains "
+            "on the devices of this process alone: each worker trains a model of its own, on all data, and all write "
+            "to the same files. Use MultiWorkerMirroredStrategy to train one model on all workers. "
+            f"See {doc_pages.page('how-to/launch')}."
+        )
