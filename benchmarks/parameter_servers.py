@@ -87,7 +87,7 @@ def tables(found: dict[str, Any]) -> dict[str, Table]:
 
 def table(one: dict[str, Any]) -> Table:
     names = [name for name in SCRIPTS if name in one["rounds"]["up"]]
-    head = ["", *names, "rate, of TensorFlow's", *(f"CPU, {name}" for name in names), "CPU, of TensorFlow's"]
+    head = ["operation", *names, "rate, of TensorFlow's", *(f"CPU, {name}" for name in names), "CPU, of TensorFlow's"]
     rows = []
     for work, title in TITLES.items():
         times, cpu = one["rounds"][work], one["cpu"].get(work)

@@ -74,7 +74,7 @@ def tables(found: dict[str, Any]) -> dict[str, Table]:
             made[key], made[f"{key} first"] = _step_table(found[key], where), _first_table(found[key], where)
     if "watch" in found:
         rows = [[name, f"{1e6 * seconds:.1f}"] for name, seconds in found["watch"].items()]
-        made["watch"] = "What it costs to tell the job's watch of a call", ["", "µs"], rows
+        made["watch"] = "What it costs to tell the job's watch of a call", ["call", "µs"], rows
     if "first_steps" in found:
         made["first_steps"] = _fresh_table(found["first_steps"])
     return made

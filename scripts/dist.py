@@ -13,6 +13,7 @@ from __future__ import annotations
 import email
 import hashlib
 import html.parser
+import json
 import os
 import re
 import shutil
@@ -242,11 +243,15 @@ def check_installed(interpreter: str, jax: str, wheel: Path, source: Path) -> st
         output = run(python, demo, "--epochs", "1", "--output", elsewhere / "digits.png", cwd=elsewhere)
         if not (elsewhere / "digits.png").is_file() or "Test accuracy" not in output:
             raise Failure(f"the demo drew nothing:\n{output}")
+        known = json.loads(run(command, "info", "--json", cwd=elsewhere))
+        missing = {extra for extra, state in known["extras"].items() if state["missing"]}
+        if not known["ok"] or known["versions"]["replicax"] != own or not missing >= NEEDS.keys():
+            raise Failure(f"`replicax info` says {known}")
         hints = [check_hint(python, extra, program, elsewhere) for extra, program in NEEDS.items()]
     # Each extra's libraries exist for this Python and go together; they are not downloaded where the index allows.
     run(*pip, "install", "--dry-run", f"replicax[all] @ {wheel.as_uri()}", *wanted, timeout=1800)
     result = output.splitlines()[-1].partition(";")[0]
-    return f"JAX {found}; import, command, `pip check`, {len(hints)} hints, all extras; demo: {result}"
+    return f"JAX {found}; import, command, info, `pip check`, {len(hints)} hints, all extras; demo: {result}"
 
 
 def check_hint(python: Path, extra: str, program: str, folder: Path) -> str:

@@ -47,6 +47,8 @@ GENERATED = {DOCS / name: Path(name) for name in GENERATED_NAMES}
 # Sections: their index pages list their pages in the order of the site's navigation.
 SECTIONS = ("start", "tutorials", "how-to", "explanation", "reference")
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
+# What the first page has in the place of the README's introduction.
+INTRODUCTION = "<!-- README.md, from its second paragraph to its first heading -->"
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 
 
@@ -63,6 +65,10 @@ def stage() -> None:
             shutil.copy(path, target)
             continue
         text = relink(path.read_text(encoding="utf-8"), path, place, files, shown)
+        if INTRODUCTION in text:
+            readme = ROOT / "README.md"
+            shared = introduction(readme.read_text(encoding="utf-8"))
+            text = text.replace(INTRODUCTION, relink(shared, readme, place, files, shown))
         if place.name == "index.md":
             text += navigation(text, place)
         if "\nkernelspec:" in text[:200]:
@@ -95,6 +101,13 @@ def relink(text: str, path: Path, place: Path, files: dict[Path, Path], shown: d
 
     blocks = re.split(r"(^```.*?^```)", text, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if part.startswith("```") else LINK.sub(link, part) for part in blocks)
+
+
+def introduction(readme: str) -> str:
+    """Returns the README's paragraphs between its first one, which follows the badges, and its first heading."""
+    paragraphs = readme.partition("\n## ")[0].split("\n\n")
+    first = next(number for number, text in enumerate(paragraphs) if text[0] not in "#![")
+    return "\n\n".join(paragraphs[first + 1 :]).strip()
 
 
 def navigation(text: str, place: Path) -> str:

@@ -58,13 +58,13 @@ html_title = f"replicax {release}"
 html_static_path = ["static"]
 templates_path = ["templates"]
 html_css_files = ["site.css"]
-html_js_files = ["versions.js"]
+html_js_files = ["versions.js", "accessible.js"]
 html_favicon = "static/icon.svg"
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {
     "logo": {"text": "replicax", "image_light": "static/icon.svg", "image_dark": "static/icon.svg", "alt_text": ""},
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 6,
     "navbar_align": "left",
     "navbar_end": ["versions", "theme-switcher"],
     "navigation_with_keys": False,
@@ -77,7 +77,7 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 html_context = {"default_mode": "auto"}  # light or dark, as the reader's system is
-html_sidebars = {"index": []}
+html_sidebars = dict.fromkeys(("index", "troubleshooting", "which-tool", "search"), [])  # pages without a section
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 copybutton_only_copy_prompt_lines = True

@@ -27,7 +27,7 @@ TOPICS = {
     "Functions": "function Function accumulate_gradients GradientTape UnconnectedGradients",
     "Values": "DistributedValues PerReplica Mirrored IndexedSlices TensorSpec PerReplicaSpec ValueContext",
     "Variables": "Variable VariableAggregation VariableSynchronization variable_creator_scope name_scope "
-    "experimental.abstract_variables partitioners.*",
+    "experimental.abstract_variables experimental.partitioners.*",
     "Optimizers": "Optimizer",
     "Input": "DistributedDataset DistributedIterator InputContext InputOptions InputReplicationMode data.*",
     "Communication": "ReduceOp CommunicationOptions CommunicationImplementation CrossDeviceOps NcclAllReduce "
@@ -44,7 +44,7 @@ TOPICS = {
     "Errors": "ReplicaxError InvalidArgumentError DeviceError ReplicaError StepError JobError UnavailableError "
     "CancelledError OutOfRangeError DataLossError CheckpointError",
 }
-MODULES = ("cluster_resolver", "config", "coordinator", "data", "experimental", "partitioners", "tpu", "train")
+MODULES = ("cluster_resolver", "config", "coordinator", "data", "experimental", "tpu", "train")
 
 
 def value_of(name: str) -> object:
@@ -76,7 +76,7 @@ def public() -> dict[str, object]:
     # One thing has one page, under the name that a topic gives it, or its first.
     chosen: dict[int, str] = {}
     listed = [name for names in TOPICS.values() for name in names.split() if not name.endswith("*")]
-    for name in sorted(found, key=lambda name: (name not in listed, name.startswith("experimental.partitioners"))):
+    for name in sorted(found, key=lambda name: name not in listed):
         chosen.setdefault(id(found[name]) if callable(found[name]) else id(name), name)
     return {name: found[name] for name in found if name in chosen.values()}
 

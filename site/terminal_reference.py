@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from itertools import groupby
 from pathlib import Path
 
@@ -47,10 +48,17 @@ def environment() -> str:
     for group, variables in groupby(VARIABLES, key=lambda variable: variable.group):
         lines += [f"## {group}", ""]
         for variable in variables:
-            meaning = f"{variable.meaning[0].upper()}{variable.meaning[1:]}."
+            meaning = _with_code(f"{variable.meaning[0].upper()}{variable.meaning[1:]}.")
             lines += [f"### {variable.name}", "", meaning, ""]
-            lines += [f"Values: {variable.values}. By default: {variable.default}.", ""]
+            lines += [_with_code(f"Values: {variable.values}. By default: {variable.default}."), ""]
     return "\n".join(lines)
+
+
+def _with_code(text: str) -> str:
+    """Returns a text with its commands and options as code."""
+    return re.sub(
+        r"replicax(?: [a-z-]+)?(?: --\w+)|--\w+|replicax (?:launch|run-tf|info|plan|docs)\b", r"`\g<0>`", text
+    )
 
 
 def exit_codes() -> str:
@@ -59,5 +67,5 @@ def exit_codes() -> str:
     for command, codes in groupby(EXIT_CODES, key=lambda code: code.command):
         title = f"{command[0].upper()}{command[1:]}" if command.startswith("a ") else command
         lines += [f"## {title}", "", "| status | meaning |", "|---|---|"]
-        lines += [f"| {code.status} | {code.meaning} |" for code in codes] + [""]
+        lines += [f"| {code.status} | {_with_code(code.meaning)} |" for code in codes] + [""]
     return "\n".join(lines)
