@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import email
 import hashlib
-import html.parser
 import json
 import os
 import re
@@ -29,6 +28,12 @@ from email.message import Message
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "site")]
+
+import links  # noqa: E402
+
+from replicax._base import doc_pages  # noqa: E402
+
 DIST = ROOT / "dist"
 NOT_IN_SDIST = (".ci/", ".github/")
 
@@ -168,20 +173,6 @@ def check_metadata(sdist: Path, wheel: Path) -> str:
     )
 
 
-class _Links(html.parser.HTMLParser):
-    """Collects the addresses and the anchors of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.addresses: list[str] = []
-        self.anchors: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = {name: value or "" for name, value in attrs}
-        self.addresses += [values[name] for name in ("href", "src", "srcset") if name in values]
-        self.anchors |= {values[name] for name in ("id", "name") if name in values}
-
-
 def check_readme(wheel: Path, source: Path) -> str:
     """The README renders as on the package index, and each of its links leads to something that exists."""
     from readme_renderer import markdown
@@ -190,11 +181,10 @@ def check_readme(wheel: Path, source: Path) -> str:
     rendered = markdown.render(metadata.get_payload())
     if rendered is None:
         raise Failure("README.md does not render")
-    page = _Links()
-    page.feed(rendered)
+    page = links.Page(rendered)
     home, docs = (os.environ.get(name, "").rstrip("/") for name in ("REPLICAX_HOME", "REPLICAX_DOCS"))
     elsewhere = []
-    for address in page.addresses:
+    for address in page.links:
         path, _, anchor = address.partition("#")
         if not path:
             if anchor not in page.anchors:
@@ -209,7 +199,7 @@ def check_readme(wheel: Path, source: Path) -> str:
             elsewhere.append(address)
         else:
             raise Failure(f"the link {address} in README.md leads nowhere on the package index")
-    return f"renders; {len(page.addresses)} links, {len(elsewhere)} of them to other sites (not followed)"
+    return f"renders; {len(page.links)} links, {len(elsewhere)} of them to other sites (not followed)"
 
 
 def require_page(path: Path, anchor: str) -> None:
@@ -217,8 +207,8 @@ def require_page(path: Path, anchor: str) -> None:
     if not path.exists():
         raise Failure(f"README.md links to {path.name}, and the sdist has no such file")
     if anchor and path.suffix == ".md":
-        headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-        if anchor not in {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}:
+        headings = doc_pages.headings(path.read_text(encoding="utf-8"))
+        if anchor not in {doc_pages.anchor(title) for _, _, title in headings}:
             raise Failure(f"README.md links to #{anchor} of {path.name}, which has no such heading")
 
 

@@ -12,15 +12,15 @@ from urllib.parse import unquote, urlsplit
 class Page(HTMLParser):
     """The links and the anchors of a page."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.links: list[str] = []
         self.anchors: set[str] = {""}
-        self.feed(path.read_text(encoding="utf-8"))
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         for name, value in attributes:
-            if name in ("href", "src") and value is not None and tag != "base":
+            if name in ("href", "src", "srcset") and value is not None and tag != "base":
                 self.links.append(value)
             elif name in ("id", "name") and value:
                 self.anchors.add(value)
@@ -31,7 +31,7 @@ def broken(site: Path) -> list[str]:
 
     Addresses outside of the site are left to Sphinx's `linkcheck`.
     """
-    page = functools.cache(Page)
+    page = functools.cache(lambda path: Page(path.read_text(encoding="utf-8")))
     lines = []
     for path in sorted(site.rglob("*.html")):
         for link in dict.fromkeys(page(path).links):

@@ -145,12 +145,23 @@ def docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: l
     lines[:] = markup.as_markup(lines)
 
 
+def lists_of_parameters(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Makes lists of the parameters of long signatures: Sphinx writes definitions without terms, which are no HTML."""
+
+    def as_list(found: re.Match[str]) -> str:
+        return re.sub(r"(</?)(dl|dd)>", lambda tag: f"{tag[1]}{'ul' if tag[2] == 'dl' else 'li'}>", found[0])
+
+    if "body" in context:
+        context["body"] = re.sub(r'<dt class="sig .*?</dt>', as_list, context["body"], flags=re.DOTALL)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Registers the extension."""
     known()
     roles.register_local_role("name", name_role)
     app.add_post_transform(LinkNames)
     app.connect("missing-reference", missing)
+    app.connect("html-page-context", lists_of_parameters)
     app.connect("autodoc-process-bases", bases)
     app.connect("autodoc-process-signature", signature_of)
     app.connect("autodoc-process-docstring", docstring, priority=100)  # before napoleon, which writes markup
