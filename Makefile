@@ -63,7 +63,7 @@ VERSION_NEWEST := $(call version_of,$(PYTHON_NEWEST))
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
-	    printf '  make %-12s %s\n' "$$name" "$$text"; done
+	    printf '  make %-17s %s\n' "$$name" "$$text"; done
 
 demo: $(DEMO)/.installed  ## train a small model on several virtual devices
 	$(LARGE_PAGES) $(DEMO)/bin/python examples/digits.py
@@ -71,7 +71,7 @@ demo: $(DEMO)/.installed  ## train a small model on several virtual devices
 demo-workers: $(DEMO)/.installed  ## the same in two worker processes
 	$(DEMO)/bin/replicax launch --workers 2 examples/digits.py --strategy multi_worker
 
-test: interpreters checked-environments test-python test-newest  ## run every check: lint, types, tests and doctests on both ends
+test: interpreters checked-environments docs test-python test-newest  ## run every check: lint, types, the site with its tutorials, tests and doctests on both ends
 	@seconds=$$(($$(date +%s) - $(STARTED))); \
 	    printf 'All checks passed, in %d:%02d minutes.\n' $$((seconds / 60)) $$((seconds % 60))
 
@@ -172,7 +172,7 @@ clean:  ## remove environments and what tools leave behind
 	find src tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # All at once, since they wait for the index and the disk; whoever needs one makes it again where that failed.
-OTHERS := tensorflow plan $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(NEWEST)/.installed)
+OTHERS := tensorflow plan $(DOCS)/.installed $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(NEWEST)/.installed)
 environments:
 	@for one in $(TEST)/.installed $(OTHERS); do $(MAKE) --no-print-directory $$one & done; wait
 
