@@ -12,7 +12,7 @@ from replicax._base.version import __version__ as __version__
 
 _os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads it when it is imported
 
-_unusable: list[Exception] = []  # what is wrong with settings in the environment
+_unusable: dict[str, Exception] = {}  # what is wrong with settings in the environment
 for _variable, _module in (
     ("REPLICAX_VIRTUAL_DEVICES", "devices"),
     ("REPLICAX_COMPILATION_CACHE", "compilation_cache"),
@@ -21,7 +21,7 @@ for _variable, _module in (
         try:
             _importlib.import_module(f"replicax._base.{_module}").configure_from_environment()
         except Exception as _error:  # raised when a name is used, since `replicax info` and `replicax docs` are to help
-            _unusable.append(_error)
+            _unusable[_variable] = _error
 
 if _typing.TYPE_CHECKING:
     from replicax._api import *  # noqa: F403
@@ -31,7 +31,7 @@ if _typing.TYPE_CHECKING:
 def __getattr__(name: str) -> object:
     """Imports a name of `_api` when it is used, so that the launcher starts without JAX."""
     if _unusable and not name.startswith("__"):
-        raise _unusable[0]
+        raise next(iter(_unusable.values()))
     if name in ("cluster_resolver", "coordinator", "train"):
         return _importlib.import_module(f"replicax.{name}")
     if name == "ParameterServerStrategy":

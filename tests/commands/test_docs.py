@@ -36,7 +36,7 @@ def test_a_comment_in_code_is_no_section(tmp_path, monkeypatch, capsys):
     (tmp_path / "page.md").write_text("# A page\n\n```python\n# a comment\n```\n\n## Last\n\nwords\n")
     monkeypatch.setattr(doc_pages, "folder", lambda: tmp_path)
     assert main(["docs", "page#a-comment"]) == 1
-    assert "page has no section #a-comment. It has #a-page" in capsys.readouterr().err
+    assert "page has no section #a-comment. It has #a-page, #last." in capsys.readouterr().err
     assert main(["docs", "page#last"]) == 0
     assert capsys.readouterr().out == "## Last\n\nwords\n"
 

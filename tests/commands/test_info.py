@@ -221,6 +221,7 @@ def test_wrong_values_are_told(alone, tmp_path):
     ("variable", "value", "told"),
     [
         ("REPLICAX_VIRTUAL_DEVICES", "GPU-4", "such as GPU:4; got 'GPU-4'"),
+        ("REPLICAX_VIRTUAL_DEVICES", "GPU:4,GPU:2", "each type once, such as 'GPU:4,CPU:2'; got 'GPU:4,GPU:2'"),
         ("REPLICAX_COMPILATION_CACHE", __file__, f"{__file__} is a file or lies in one"),
     ],
 )

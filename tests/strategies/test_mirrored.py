@@ -32,11 +32,24 @@ def test_a_worker_of_several_is_warned_that_it_trains_alone(monkeypatch):
         "",
         "{",
         "{}",
+        '{"cluster": 5}',
+        config({"worker": "a:1"}),
+        config(WORKERS, index=[1]),
         config({"worker": ["a:1"]}, index=0),
         config(WORKERS, "evaluator", 0),
         config({**WORKERS, "chief": ["c:1"], "ps": ["d:1"]}, "chief", 0),
     ],
-    ids=["none", "no JSON", "nobody", "one worker", "evaluator", "parameter servers"],
+    ids=[
+        "none",
+        "no JSON",
+        "nobody",
+        "a number",
+        "no list",
+        "no index",
+        "one worker",
+        "evaluator",
+        "parameter servers",
+    ],
 )
 def test_who_is_meant_to_be_alone_is_not_warned(monkeypatch, described):
     monkeypatch.setenv("TF_CONFIG", described)

@@ -49,12 +49,10 @@ def main(arguments: Sequence[str], program: str) -> int:
         section = _section(text, anchor)
         if section is None:
             known = [doc_pages.anchor(title) for _, _, title in doc_pages.headings(text)]
-            near = difflib.get_close_matches(anchor, known, 3, 0.3) or known[:3]
+            near = known if len(known) <= 3 else difflib.get_close_matches(anchor, known, 3, 0.3) or known[:3]
+            others = " and others" * (len(known) > len(near))
             titles = ", ".join(f"#{one}" for one in near)
-            print(
-                f"{program}: {name} has no section #{anchor}. It has {titles}{' ...' * (len(known) > 3)}",
-                file=sys.stderr,
-            )
+            print(f"{program}: {name} has no section #{anchor}. It has {titles}{others}.", file=sys.stderr)
             return 1
         text = section
     _show(text)

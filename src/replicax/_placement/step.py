@@ -96,11 +96,12 @@ def show(step: Callable[..., Tree], *args: Tree, **kwargs: Tree) -> Placement:
     arrays = _arrays(compiled, program, call, places)
     executable = program.lower(call).compile()
     text = executable.as_text() or ""
+    devices = _devices_of(executable, places)
     return Placement(
-        f"{compiled._name}, {_title(strategy, places, len(_devices_of(executable, places)))}",
+        f"{compiled._name}, {_title(strategy, places, len(devices))}",
         places.with_others(arrays),
         tuple(arrays),
-        _collectives(text, [places.name(device) for device in _devices_of(executable, places)]),
+        _collectives(text, [places.name(device) for device in devices]),
         _memory(executable),
         0 if places.mesh is None else places.mesh.mesh.size - len(places.here()),
     )
@@ -174,6 +175,9 @@ def _devices_of(executable: jax.stages.Compiled, places: Places) -> Sequence[jax
     """Returns the devices that a program runs on, in the order in which it numbers them."""
     if places.mesh is not None:
         return list(places.mesh.mesh.devices.flat)
+    for sharding in jax.tree.leaves(executable.input_shardings):
+        if isinstance(sharding, jax.NamedSharding):  # of all processes
+            return list(sharding.mesh.devices.flat)
     runtime: Any = executable.runtime_executable()
     devices: Sequence[jax.Device] = runtime.local_devices()
     return devices

@@ -121,7 +121,7 @@ def _warn_of_other_workers() -> None:
     resolver = TFConfigClusterResolver()
     try:
         tasks, kind, index = resolver.cluster_spec().as_dict(), resolver.task_type, resolver.task_id
-    except ValueError:  # strategies that need TF_CONFIG say what is wrong with it
+    except (TypeError, ValueError):  # strategies that need TF_CONFIG say what is wrong with it
         return
     workers = len(tasks.get("chief", ())) + len(tasks.get("worker", ()))
     if state.current() is None and workers > 1 and kind in ("chief", "worker") and "ps" not in tasks:

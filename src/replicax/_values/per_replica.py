@@ -434,7 +434,7 @@ def _flatten(value: Value) -> tuple[tuple[Leaf, ...], _Aux]:
         return (form.component,), (Traced, value._mesh)
     if isinstance(form, Stacked | Replicated):  # an array, or what JAX has put in its place
         return (form.array,), (type(form), value._mesh)
-    if (array := global_array(value)) is not None:
+    if (array := value._made_array()) is not None:
         return (array,), (value._whole, value._mesh)
     return value.values, (others_differ(value), value._mesh)
 

@@ -159,6 +159,11 @@ def _seconds(text: str) -> float:
 
 def complete(plan: Plan) -> None:
     """Fills in what follows from the options; `LaunchError` if they contradict each other or name what is not there."""
+    if plan.devices is not None and (virtual := os.environ.get("REPLICAX_VIRTUAL_DEVICES")):
+        raise LaunchError(
+            f"--devices-per-worker {plan.devices} and REPLICAX_VIRTUAL_DEVICES={virtual} in the environment both say "
+            "which devices a worker has. Leave one of them out."
+        )
     if plan.coordinator is None:
         several = {"--worker-rank": plan.first >= 0, "--workers-here": plan.here > 0, "--host": plan.host is not None}
         if given := [name for name, is_given in several.items() if is_given]:

@@ -70,11 +70,6 @@ class Launcher:
     def __init__(self, plan: Plan, screen: Screen):
         self._plan = plan
         self._screen = screen
-        if plan.devices is not None and (virtual := os.environ.get("REPLICAX_VIRTUAL_DEVICES")):
-            raise LaunchError(
-                f"--devices-per-worker {plan.devices} and REPLICAX_VIRTUAL_DEVICES={virtual} in the environment both "
-                "say which devices a worker has. Leave one of them out."
-            )
         visible = visible_gpus(os.environ)
         self._gpus = share_gpus(visible, plan.here, plan.devices)
         self._secret = Secret("", {})

@@ -32,7 +32,9 @@ def settings() -> Section:
     section.data["variables"] = variables
     section.rows += variables.items()
     section.problems += environment_variables.problems(os.environ)
-    section.problems += [f"REPLICAX_COMPILATION_CACHE: {e}" for e in replicax._unusable if isinstance(e, OSError)]
+    for name, error in replicax._unusable.items():  # what importing replicax has found, unless it is told already
+        if not any(problem.startswith(name) for problem in section.problems):
+            section.problems.append(f"{name}: {error}")
     if secret.is_given():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
