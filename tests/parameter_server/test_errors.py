@@ -291,6 +291,21 @@ def test_waiting_for_what_runs_ends_where_no_worker_is_there_any_more():
         assert closure.value.get() == "ended"
 
 
+def test_a_closed_coordinator_says_nothing_of_a_worker_that_refuses(capsys):
+    class Link:
+        running = 0
+
+        def __repr__(self):
+            return "worker 0"
+
+    queue = closures.ClosureQueue(Numbers(), None)
+    queue.refuses(Link(), "another secret")
+    assert capsys.readouterr().err == "replicax: the coordinator cannot use worker 0: another secret\n"
+    queue.stop()
+    queue.refuses(Link(), "another secret")
+    assert not capsys.readouterr().err
+
+
 def test_an_error_that_is_raised_again_does_not_grow(run):
     run("""
         def frames(error):

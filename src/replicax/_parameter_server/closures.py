@@ -199,6 +199,8 @@ class ClosureQueue:
     def refuses(self, link: Link, why: str) -> None:
         """Notes that a worker answers and cannot be used; says so, the first time."""
         with self._lock:
+            if self.stopped:  # the connection was being made when the coordinator was closed
+                return
             known, self._refusals[link] = self._refusals.get(link), why
         if known != why:
             # Printed, since a warning that is turned into an error would end this thread, and with it the link.
