@@ -74,9 +74,9 @@ def step(tables: dict[str, Cells], spread: Spread) -> Drawing:
     return charts.points(
         "Time of a training step with replicax",
         f"The ratio to the best program by hand and to TensorFlow, by model and number of replicas: {said}.",
-        "ratio of times; left of 1, replicax is faster",
+        "ratio of times; left of 1, replicax is faster" + ("; lines: the middle half of the rounds" if spread else ""),
         rows,
-        ticks=[0.125, 0.25, 0.5, 1, 2],
+        ticks=[0.0625, 0.125, 0.25, 0.5, 1, 2],
         marked=1,
     )
 
