@@ -141,6 +141,23 @@ for root in (os.path.join(os.getcwd(), "here"), "relative", "memory://there"):
     raises(tf.errors.NotFoundError, lambda: g.stat(g.join(root, "nosuch")))
     g.rmtree(root)
     assert not g.exists(root)
+for name in ("a.txt", "b.txt", "d/e/c.txt"):  # names begin as the argument does, as in TensorFlow 2.21
+    tf.io.write_file(name, b"")
+for pattern, found in {
+    "*.txt": ["./a.txt", "./b.txt"], "./*.txt": ["./a.txt", "./b.txt"], "d/../*.txt": ["d/../a.txt", "d/../b.txt"],
+    "[a]*": ["./a.txt"], "*/*/c.txt": ["./d/e/c.txt"], "d/*/c.txt": ["d/e/c.txt"], "a.txt": ["a.txt"], "d/": ["d/"],
+}.items():
+    assert g.glob(pattern) == found, (pattern, g.glob(pattern))
+    if pattern != "d/":
+        listed = tf.data.Dataset.list_files(pattern, shuffle=False)
+        assert [name.decode() for name in listed.as_numpy_iterator()] == found, pattern
+for top, found in {
+    ".": [".", "./d", "./d/e"], "d/": ["d/", "d/e"], "./d": ["./d", "./d/e"], "d/../d": ["d/../d", "d/../d/e"]
+}.items():
+    assert [folder for folder, _, _ in g.walk(top)] == found, top
+assert g.glob("nosuch") == g.glob("nosuch*") == []
+g.makedirs("memory://there/a")
+assert g.glob("memory://*") == ["memory://there"] and [f for f, _, _ in g.walk("memory://there")][1] == "memory://there/a"
 tf.io.write_file("x/y.bin", b"ab")
 assert tf.io.read_file("x/y.bin").item() == b"ab" and tf.io.matching_files("x/*").tolist() == [b"x/y.bin"]
 """)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Self
 
@@ -127,7 +128,8 @@ class Sources(Combined):
         """Returns the names of the files that match a pattern, or one of several, as strings.
 
         Args:
-            file_pattern: such as `"data/*.txt"`, or a list of these, or a dataset.
+            file_pattern: such as `"data/*.txt"`, or a list of these, or a dataset. Where no folder stands before its
+                first wildcard, the names begin with `./`.
             shuffle: whether the order is random, another one in each pass; otherwise it is that of the names.
                 By default it is.
             seed: makes the orders the same in each program.
@@ -145,7 +147,7 @@ class Sources(Combined):
         [b'a.txt', b'b.txt']
         """
         patterns = names_of(file_pattern)
-        found = sorted({os.fsencode(name) for pattern in patterns for name in glob.glob(os.fsdecode(pattern))})
+        found = sorted({os.fsencode(name) for pattern in patterns for name in _matching(os.fsdecode(pattern))})
         if not found:
             raise InvalidArgumentError(f"No files matched pattern: {', '.join(map(os.fsdecode, patterns))}")
 
@@ -228,6 +230,22 @@ def names_of(files: object) -> list[bytes]:
         return [bytes(name) for name in files.as_numpy_iterator()]
     paths = [os.fspath(f) for f in files] if isinstance(files, list | tuple) else files
     return np.ravel(host_structure(os.fspath(paths) if isinstance(paths, os.PathLike) else paths)).tolist()
+
+
+def folder_of(pattern: str) -> str | None:
+    """Returns the folder before the first wildcard of a pattern, as TensorFlow writes it; None without a wildcard.
+
+    >>> folder_of("data/*/a?.txt"), folder_of("a?.txt"), folder_of("data/a.txt")
+    ('data/', './', None)
+    """
+    fixed = re.split(r"[*?[]", pattern, maxsplit=1)[0]
+    return None if fixed == pattern else fixed[: fixed.rfind("/") + 1] or "./"
+
+
+def _matching(pattern: str) -> list[str]:
+    """Returns the files that match a pattern. Their names begin as it does."""
+    here = folder_of(pattern) == "./" and not pattern.startswith("./")
+    return glob.glob(f"./{pattern}" if here else pattern)
 
 
 def _as_spec(spec: Tree) -> Tree:

@@ -16,6 +16,7 @@ import numpy as np
 from replicax._base import doc_pages
 from replicax._base.errors import FailedPreconditionError, NotFoundError
 from replicax._data.elements import Probe, as_strings
+from replicax._data.sources import folder_of
 from replicax.tf._exceptions import AlreadyExistsError
 from replicax.tf._types import TensorLike
 
@@ -32,14 +33,11 @@ def _place(path: _Path | bytes) -> tuple[Any, str]:
     return url_to_fs(path.decode() if isinstance(path, bytes) else path)
 
 
-def _like(path: _Path, found: str) -> str:
-    """Returns a path of the file system in the form of `path`: with its protocol, or relative to the working
-    directory.
-    """
-    text = os.fspath(path)
-    if "://" in text:
-        return f"{text.split('://')[0]}://{found.lstrip('/') if not text.split('://')[1].startswith('/') else found}"
-    return found if os.path.isabs(text) else os.path.relpath(found)
+def _below(folder: str, found: str) -> str:
+    """Returns a path of the file system in a folder as a path that begins with `folder`, as it is written there."""
+    place = _place(folder)[1]
+    rest = posixpath.relpath("/" + found.lstrip("/"), "/" + place.lstrip("/"))  # stores have paths without the first
+    return folder if rest == "." else posixpath.join(folder, rest)
 
 
 @contextlib.contextmanager
@@ -76,11 +74,18 @@ def listdir(path: _Path) -> list[str]:
 
 
 def glob(pattern: _Path | list[_Path] | tuple[_Path, ...]) -> list[str]:
-    """Returns the files and folders that match a pattern, or one of a list of patterns, sorted."""
+    """Returns the files and folders that match a pattern, or one of a list of patterns, sorted.
+
+    They begin as the pattern does up to its first wildcard, and with `./` where no folder stands before that.
+    """
     if isinstance(pattern, (list, tuple)):
         return [found for one in pattern for found in glob(one)]
     filesystem, name = _place(pattern)
-    return [_like(pattern, found) for found in sorted(filesystem.glob(name))]
+    text = os.fspath(pattern)
+    folder = folder_of(text)
+    if folder is None:
+        return [text] if filesystem.exists(name) else []
+    return [_below(folder, found) for found in sorted(filesystem.glob(name))]
 
 
 def mkdir(path: _Path) -> None:
@@ -166,7 +171,7 @@ def walk(
     """Yields `(folder, names of folders in it, names of files in it)` for a folder and all folders below it."""
     filesystem, name = _place(top)
     for folder, folders, files in filesystem.walk(name, topdown=topdown):
-        yield _like(top, folder), sorted(folders), sorted(files)
+        yield _below(os.fspath(top), folder), sorted(folders), sorted(files)
 
 
 def join(path: _Path, *paths: _Path) -> str:
