@@ -2,18 +2,13 @@
 
     python benchmarks/report.py --redraw        # all of them, from the tables that are there
 
-Where the rounds of a measurement are at hand, a line through a point shows the range in which the middle half of the
-rounds lies. The tables have medians alone.
+A line through a point shows the range in which the middle half of the rounds lies, where the table has it.
 """
 
 from __future__ import annotations
 
 import re
-import statistics
-from collections.abc import Callable, Sequence
-from typing import Any
-
-from sides import BY_HAND, TENSORFLOW, best
+from collections.abc import Callable
 
 from replicax._base import charts
 from replicax._base.charts import Row, Value
@@ -21,7 +16,6 @@ from replicax._base.drawing import Drawing
 
 # A table of the page: a dict for each row, from the names of the columns to the cells.
 Cells = list[dict[str, str]]
-Spread = dict[tuple[str, str, str], tuple[float, float]]  # model, replicas, series
 
 
 def tables_of(page: str) -> dict[str, Cells]:
@@ -39,51 +33,48 @@ def tables_of(page: str) -> dict[str, Cells]:
     return found
 
 
-def spread_of_steps(results: Sequence[dict[str, Any]]) -> Spread:
-    """The quartiles of the rounds' ratios, of the rounds of benchmarks/step.py."""
-    found: Spread = {}
-    for r in results:
-        rounds = r["rounds"]
-        for name, other in (("best by hand", best(rounds, BY_HAND)), ("TensorFlow", TENSORFLOW)):
-            if "replicax" in rounds and len(rounds.get(other, [])) > 1:
-                ratios = [a / b for a, b in zip(rounds["replicax"], rounds[other])]
-                low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
-                found[r["model"], str(r["replicas"]), name] = low, high
-    return found
+def _value(cell: str) -> Value | None:
+    """The number of a cell, and its range if there is one, as `sides.spread` writes them; None without a number.
+
+    >>> _value("1.50 (1.25–1.75)")
+    Value(value=1.5, range=(1.25, 1.75), text='')
+    """
+    found = re.fullmatch(r"([\d.]+)(?: \(([\d.]+)–([\d.]+)\))?", cell)
+    if found is None:
+        return None
+    return Value(float(found[1]), (float(found[2]), float(found[3])) if found[2] else None)
 
 
-def step(tables: dict[str, Cells], spread: Spread) -> Drawing:
+def step(tables: dict[str, Cells]) -> Drawing:
     """The time of a step beside the best form by hand and beside TensorFlow."""
     columns = {"best by hand": "replicax / best", "TensorFlow": "/ TensorFlow"}
     series = {"best by hand": "against the best program by hand in JAX", "TensorFlow": "against TensorFlow"}
     rows, model = [], None
     for cells in tables["steps"]:
         values = {
-            series[name]: Value(float(cells[column]), spread.get((cells["model"], cells["replicas"], name)))
-            for name, column in columns.items()
-            if re.fullmatch(r"[\d.]+", cells[column])
+            series[name]: value for name, column in columns.items() if (value := _value(cells[column])) is not None
         }
         count = cells["replicas"]
         group = "" if cells["model"] == model else cells["model"]
         model = cells["model"]
         rows.append(Row(f"{count} replica{'s' * (count != '1')}", values, group))
     said = "; ".join(
-        f"{cells['model']}, {cells['replicas']}: {cells['replicax / best']} and {cells['/ TensorFlow']}"
+        f"{cells['model']}, {cells['replicas']}: "
+        + " and ".join(cells[column].partition(" ")[0] for column in columns.values())
         for cells in tables["steps"]
     )
     return charts.points(
         "Time of a training step with replicax",
         f"The ratio to the best program by hand and to TensorFlow, by model and number of replicas: {said}.",
-        "ratio of times; left of 1, replicax is faster" + ("; lines: the middle half of the rounds" if spread else ""),
+        "ratio of times; left of 1, replicax is faster; lines: the middle half of the rounds",
         rows,
         ticks=[0.0625, 0.125, 0.25, 0.5, 1, 2],
         marked=1,
     )
 
 
-def epoch(tables: dict[str, Cells], spread: Spread) -> Drawing:
+def epoch(tables: dict[str, Cells]) -> Drawing:
     """The time of a step of an epoch, input included."""
-    del spread
     column = [name for name in tables["epoch"][0] if name.startswith("µs a step")][-1]
     replicas = next(name for name in reversed(tables["epoch"][0]) if "replicas" in name).split()[0]
     rows = []
@@ -96,9 +87,8 @@ def epoch(tables: dict[str, Cells], spread: Spread) -> Drawing:
     return charts.bars("An epoch of 200 short steps", f"{axis}: {said}.", axis, rows, stacked=False)
 
 
-def first(tables: dict[str, Cells], spread: Spread) -> Drawing:
+def first(tables: dict[str, Cells]) -> Drawing:
     """The time to the first step, by the number of replicas."""
-    del spread
     series: dict[str, list[tuple[float, float]]] = {}
     for cells in tables["first_steps"]:
         series.setdefault(cells["contender"], []).append((float(cells["replicas"]), float(cells["s"])))
@@ -110,9 +100,8 @@ def first(tables: dict[str, Cells], spread: Spread) -> Drawing:
     )
 
 
-def variables(tables: dict[str, Cells], spread: Spread) -> Drawing:
+def variables(tables: dict[str, Cells]) -> Drawing:
     """The time of a call, by the number of its variables."""
-    del spread
     most = max(int(cells["replicas"]) for cells in tables["variables"])
     series: dict[str, list[tuple[float, float]]] = {}
     for cells in tables["variables"]:
@@ -132,7 +121,7 @@ def _said(series: dict[str, list[tuple[float, float]]]) -> str:
 
 
 # Benchmark -> how its picture is drawn, and the table below which it stands.
-PICTURES: dict[str, tuple[Callable[[dict[str, Cells], Spread], Drawing], str]] = {
+PICTURES: dict[str, tuple[Callable[[dict[str, Cells]], Drawing], str]] = {
     "step": (step, "steps"),
     "epoch": (epoch, "epoch"),
     "first": (first, "first_steps"),

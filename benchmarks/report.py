@@ -133,13 +133,12 @@ def with_rows(table: str, other: str) -> str:
     return "\n".join(rows.values())
 
 
-def draw(page: str, results: dict[str, Any], names: Iterable[str], folder: Path) -> None:
+def draw(page: str, names: Iterable[str], folder: Path) -> None:
     """Draws pictures of these benchmarks, from the tables of the page."""
     folder.mkdir(parents=True, exist_ok=True)
     tables = pictures.tables_of(page)
-    spread = pictures.spread_of_steps(results["step"]["steps"]) if "step" in results else {}
     for name in names:
-        pictures.PICTURES[name][0](tables, spread).save(folder / f"{name}.svg")
+        pictures.PICTURES[name][0](tables).save(folder / f"{name}.svg")
 
 
 def blocks_of(results: dict[str, Any]) -> dict[str, str]:
@@ -163,7 +162,7 @@ def main() -> None:
     if options.results is None:
         if not options.redraw:
             made.error("name the file with the results, or pass --redraw")
-        return draw(PAGE.read_text(encoding="utf-8"), {}, pictures.PICTURES, IMAGES)
+        return draw(PAGE.read_text(encoding="utf-8"), pictures.PICTURES, IMAGES)
     results = json.loads(options.results.read_text())
     blocks = blocks_of(results)
     if options.print:
@@ -176,7 +175,7 @@ def main() -> None:
     blocks["bars"] = with_rows(page.split("<!-- table: bars -->\n")[1].split("<!-- end -->")[0], blocks["bars"])
     page = filled(page, blocks)
     PAGE.write_text(page, encoding="utf-8")
-    draw(page, results, [name for name in pictures.PICTURES if name in results], IMAGES)
+    draw(page, [name for name in pictures.PICTURES if name in results], IMAGES)
 
 
 if __name__ == "__main__":

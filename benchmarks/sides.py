@@ -166,6 +166,18 @@ def ratio(rounds: dict[str, list[float]], of: str, to: str) -> str:
     return f"{statistics.median(a / b for a, b in zip(rounds[of], rounds[to])):.2f}"
 
 
+def spread(rounds: dict[str, list[float]], of: str, to: str) -> str:
+    """The same with the range in which the middle half of the rounds lies.
+
+    >>> spread({"a": [2.0, 3.0, 4.0], "b": [2.0, 2.0, 2.0]}, "a", "b")
+    '1.50 (1.25–1.75)'
+    """
+    if of not in rounds or to not in rounds or len(rounds[to]) < 2:
+        return ratio(rounds, of, to)
+    low, _, high = statistics.quantiles([a / b for a, b in zip(rounds[of], rounds[to])], n=4, method="inclusive")
+    return f"{ratio(rounds, of, to)} ({low:.2f}–{high:.2f})"
+
+
 def best(rounds: dict[str, list[float]], among: Sequence[str]) -> str:
     """The one of these contenders with the shortest median; the first one, where none was measured."""
     return min((name for name in among if name in rounds), key=lambda n: statistics.median(rounds[n]), default=among[0])

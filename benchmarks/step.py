@@ -36,6 +36,7 @@ from sides import (
     parsed,
     parser,
     ratio,
+    spread,
     take_turns,
 )
 
@@ -91,8 +92,8 @@ def _step_table(results: list[dict[str, Any]], where: str) -> Table:
             str(r["replicas"]),
             *(f"{1e3 * r['step'][side]:.3f}" for side in sides),
             best(r["rounds"], BY_HAND).removeprefix("by hand, "),
-            *(ratio(r["rounds"], name, best(r["rounds"], BY_HAND)) for name in of_best),
-            *(ratio(r["rounds"], of, to) for _, of, to in pairs),
+            *(spread(r["rounds"], name, best(r["rounds"], BY_HAND)) for name in of_best),
+            *(spread(r["rounds"], of, to) for _, of, to in pairs),
         ]
         for r in results
     ]
