@@ -231,7 +231,7 @@ def test_variables_on_parameter_servers_show_their_rows_on_each_server(run_here)
 
 JOB = """
 import json
-import jax.numpy as jnp, numpy as np, replicax as rx
+import jax, jax.numpy as jnp, numpy as np, replicax as rx
 
 strategy = rx.MultiWorkerMirroredStrategy(shard_variables=lambda shape, dtype: [2] * len(shape))
 worker = strategy.cluster_resolver.task_id
@@ -251,6 +251,12 @@ def told(name, placement):
 
 told("visualize", strategy.visualize(w))
 told("show", rx.show(step, batch))
+
+mesh = jax.sharding.Mesh(np.array(strategy.extended._mesh.devices).ravel(), ("data",))
+divided = jax.NamedSharding(mesh, jax.P("data"))
+rows = jax.make_array_from_callback((8, 2), divided, lambda index: np.ones((8, 2), np.float32)[index])
+total = jax.shard_map(lambda x: jax.lax.psum(x.sum(), "data"), mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P())
+told("plain JAX", rx.show(jax.jit(total), rows))
 assert float(jnp.sum(w.value())) == 0.0
 """
 
@@ -270,3 +276,7 @@ def test_each_worker_shows_its_own_devices_and_the_bytes_of_all(tmp_path):
         other = f"process {1 - worker}"
         here, there = ["GPU:0", "GPU:1"], [f"{other} GPU:0", f"{other} GPU:1"]
         assert groups and all(group == [here + there if worker == 0 else there + here] for group in groups)
+        parts, held, total, *_, groups = told[worker]["plain JAX"]
+        assert parts == {"GPU:0": rows[:1], "GPU:1": rows[1:]}
+        assert (held, total) == ({"GPU:0": 16, "GPU:1": 16}, 64)
+        assert groups == [[here + there if worker == 0 else there + here]]

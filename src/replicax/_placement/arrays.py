@@ -29,12 +29,13 @@ class Places:
             table = _devices.device_table()
             self._names.update({device: name for name, device in table.items()})
         if device not in self._names:
-            of_all = jax.devices() if self.mesh is None else self.mesh.mesh.devices.flat
-            same = [other for other in of_all if other.process_index == device.process_index]
+            all_of_it = jax.devices(device.platform) if self.mesh is None else list(self.mesh.mesh.devices.flat)
+            here = [other for other in all_of_it if other.process_index == jax.process_index()]
+            index = [other for other in all_of_it if other.process_index == device.process_index].index(device)
             # Virtual devices have the names there that they have here.
-            known = device if self.mesh is None or not self.mesh.local_devices else self.mesh.local_devices[0]
-            kind = self._names.get(known, _devices.short_name(device)).partition(":")[0]
-            self._names[device] = f"process {device.process_index} {kind}:{same.index(device)}"
+            name = self._names.get(here[index]) if index < len(here) else None
+            name = name or f"{_devices.short_name(device).partition(':')[0]}:{index}"
+            self._names[device] = f"process {device.process_index} {name}"
         return self._names[device]
 
     def of_replica(self, replica: int) -> Sequence[jax.Device]:
