@@ -65,6 +65,22 @@ def in_a_gradient():
     tape.gradient(y, x)
 
 
+def in_a_function_that_is_shown():
+    rx.show(rx.function(lambda x: fails(x)), jnp.ones(2))
+
+
+def in_a_concrete_function():
+    rx.function(lambda x: fails(x)).get_concrete_function(jnp.ones(2))
+
+
+def in_a_function_that_is_lowered():
+    rx.function(lambda x: fails(x)).lower(jnp.ones(2))
+
+
+def in_a_plan():
+    rx.plan(rx.function(lambda x: fails(x)), jnp.ones(2), topology=2)
+
+
 PLACES = [
     in_run,
     in_a_function,
@@ -74,6 +90,10 @@ PLACES = [
     in_a_dataset,
     in_a_distributed_dataset,
     in_a_gradient,
+    in_a_function_that_is_shown,
+    in_a_concrete_function,
+    in_a_function_that_is_lowered,
+    in_a_plan,
 ]
 
 

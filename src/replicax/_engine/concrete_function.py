@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.tree_util import PyTreeDef
 
-from replicax._base import nest
+from replicax._base import nest, tracebacks
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.signatures import Path
 from replicax._base.specs import PerReplicaSpec, TensorShape, TensorSpec, conform, spec_of
@@ -186,6 +186,7 @@ class ConcreteFunction:
 
     # Its calls.
 
+    @tracebacks.boundary
     def __call__(self, *args: Tree, **kwargs: Tree) -> Tree:
         args, kwargs = self.bound(args, kwargs)
         return self.function(*args, **kwargs)

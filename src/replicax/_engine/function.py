@@ -235,6 +235,7 @@ class Function:
         """
         return self._input_signature
 
+    @tracebacks.boundary
     def get_concrete_function(self, *args: Tree, **kwargs: Tree) -> ConcreteFunction:
         """Returns this function, traced for arguments of one kind.
 
@@ -337,6 +338,7 @@ class Function:
             method = self._bound[key] = _Method(self._methods[key], instance)
         return method
 
+    @tracebacks.boundary
     def lower(self, *args: Tree, **kwargs: Tree) -> jax.stages.Lowered:
         """Returns the program for these arguments as `jax.jit(...).lower` gives it, to look at; runs nothing.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from replicax._base import tracebacks
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.messages import received
 from replicax._base.types import Tree
@@ -29,6 +30,7 @@ from replicax._variables.variable import Variable
 _DTYPES = {"pred": "bool", "bf16": "bfloat16", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 
 
+@tracebacks.boundary
 def show(step: Callable[..., Tree], *args: Tree, **kwargs: Tree) -> Placement:
     """Shows where the inputs and the variables of a step lie, and what its devices send each other.
 

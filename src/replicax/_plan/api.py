@@ -6,7 +6,7 @@ import concurrent.futures
 import importlib.util
 from collections.abc import Callable, Sequence
 
-from replicax._base import doc_pages
+from replicax._base import doc_pages, tracebacks
 from replicax._base.planning import PlanError
 from replicax._base.progress import progress
 from replicax._base.types import Tree
@@ -19,6 +19,7 @@ from replicax._plan.plans import Plan
 from replicax._plan.report import TopologyPlan, report
 
 
+@tracebacks.boundary
 def plan(step: Callable[..., Tree], batch: Tree = (), *, topology: str | int | Sequence[str | int]) -> Plan:
     """Compiles a step for devices that are not there, and reports its memory, communication and least time on them.
 
