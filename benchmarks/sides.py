@@ -167,7 +167,7 @@ def ratio(rounds: dict[str, list[float]], of: str, to: str) -> str:
 
 
 def spread(rounds: dict[str, list[float]], of: str, to: str) -> str:
-    """The same with the range in which the middle half of the rounds lies.
+    """The median of the rounds' ratios, with the range in which the middle half of them lies.
 
     >>> spread({"a": [2.0, 3.0, 4.0], "b": [2.0, 2.0, 2.0]}, "a", "b")
     '1.50 (1.25–1.75)'

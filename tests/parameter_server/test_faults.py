@@ -106,7 +106,7 @@ WORKERS_GO_AND_COME = {
         refused, refuses = threading.Event(), ClosureQueue.refuses
         def refuses_and_tells(queue, link, why):
             refuses(queue, link, why)
-            if "another secret" in why and not queue.stopped:  # that of an earlier cluster may try for a moment
+            if "another secret" in why and not queue.stopped:  # an earlier cluster's may still try
                 refused.set()
         ClosureQueue.refuses = refuses_and_tells
         with Cluster(workers=1, servers=1) as cluster:

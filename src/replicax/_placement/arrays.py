@@ -29,9 +29,9 @@ class Places:
             table = _devices.device_table()
             self._names.update({device: name for name, device in table.items()})
         if device not in self._names:
-            all_of_it = jax.devices(device.platform) if self.mesh is None else list(self.mesh.mesh.devices.flat)
-            here = [other for other in all_of_it if other.process_index == jax.process_index()]
-            index = [other for other in all_of_it if other.process_index == device.process_index].index(device)
+            devices = jax.devices(device.platform) if self.mesh is None else list(self.mesh.mesh.devices.flat)
+            here = [other for other in devices if other.process_index == jax.process_index()]
+            index = [other for other in devices if other.process_index == device.process_index].index(device)
             # Virtual devices have the names there that they have here.
             name = self._names.get(here[index]) if index < len(here) else None
             name = name or f"{_devices.short_name(device).partition(':')[0]}:{index}"

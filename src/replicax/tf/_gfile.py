@@ -33,10 +33,16 @@ def _place(path: _Path | bytes) -> tuple[Any, str]:
     return url_to_fs(path.decode() if isinstance(path, bytes) else path)
 
 
-def _below(folder: str, found: str) -> str:
-    """Returns a path of the file system in a folder as a path that begins with `folder`, as it is written there."""
-    place = _place(folder)[1]
-    rest = posixpath.relpath("/" + found.lstrip("/"), "/" + place.lstrip("/"))  # stores have paths without the first
+def _below(folder: str, place: str, found: str) -> str:
+    """Returns a path that was found in a folder as one that begins with `folder`, as the caller wrote it.
+
+    Args:
+        folder: the folder, as the caller wrote it.
+        place: its path in the file system.
+        found: the path in the file system of what was found.
+    """
+    # Paths in object stores have no leading slash.
+    rest = posixpath.relpath("/" + found.lstrip("/"), "/" + place.lstrip("/"))
     return folder if rest == "." else posixpath.join(folder, rest)
 
 
@@ -76,7 +82,7 @@ def listdir(path: _Path) -> list[str]:
 def glob(pattern: _Path | list[_Path] | tuple[_Path, ...]) -> list[str]:
     """Returns the files and folders that match a pattern, or one of a list of patterns, sorted.
 
-    They begin as the pattern does up to its first wildcard, and with `./` where no folder stands before that.
+    They begin with the folder before the pattern's first wildcard, as it is written; without one, with `./`.
     """
     if isinstance(pattern, (list, tuple)):
         return [found for one in pattern for found in glob(one)]
@@ -85,7 +91,8 @@ def glob(pattern: _Path | list[_Path] | tuple[_Path, ...]) -> list[str]:
     folder = folder_of(text)
     if folder is None:
         return [text] if filesystem.exists(name) else []
-    return [_below(folder, found) for found in sorted(filesystem.glob(name))]
+    place = _place(folder)[1]
+    return [_below(folder, place, found) for found in sorted(filesystem.glob(name))]
 
 
 def mkdir(path: _Path) -> None:
@@ -171,7 +178,7 @@ def walk(
     """Yields `(folder, names of folders in it, names of files in it)` for a folder and all folders below it."""
     filesystem, name = _place(top)
     for folder, folders, files in filesystem.walk(name, topdown=topdown):
-        yield _below(os.fspath(top), folder), sorted(folders), sorted(files)
+        yield _below(os.fspath(top), name, folder), sorted(folders), sorted(files)
 
 
 def join(path: _Path, *paths: _Path) -> str:
