@@ -103,7 +103,7 @@ def test_a_slice_trains_as_one_machine_with_all_its_cores(told, told_by_one_mach
     assert one["sizes"] == [n, 1, n] and one["task"] == "/job:localhost/replica:0/task:0"
     for index, host in enumerate(told[f"training {logical}"]):
         np.testing.assert_allclose(host["losses"], one["losses"], rtol=1e-5)
-        np.testing.assert_allclose(host["mean"], one["mean"], rtol=1e-5)
+        np.testing.assert_allclose(host["mean"], one["mean"], rtol=1e-5, atol=1e-7)  # near zero
         assert host["parts"] == one["parts"] == [str((8, 16 // logical))]
         assert host["ids"] == one["ids"] == list(range(n))
         assert host["writes"] == (index == 0)

@@ -34,7 +34,9 @@ Draw: TypeAlias = Callable[..., jax.Array]
 def drawn(
     sample: Draw, words: jax.Array, shape: tuple[int, ...] | None, dtype: np.dtype | None, *parameters: jax.Array
 ) -> jax.Array:
-    return sample(keys.wrapped(words), shape, dtype, *parameters)
+    # If the words are constants, XLA computes few numbers while it compiles, without the fused operations of a compiled
+    # program, and the last bits would differ from those in eager code.
+    return sample(keys.wrapped(jax.lax.optimization_barrier(words)), shape, dtype, *parameters)
 
 
 _ROUNDED = 1 << 20  # the largest number of numbers that is rounded up

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import tempfile
 from collections.abc import Iterator
@@ -38,7 +39,9 @@ class TestCase(TensorAssertions, absltest.TestCase):  # type: ignore[misc]  # co
     def get_temp_dir(self) -> str:
         """Returns a folder of this test, the same in each call."""
         if not hasattr(self, "_temp_dir"):
-            self._temp_dir = tempfile.mkdtemp(dir=absltest.get_default_test_tmpdir())
+            parent = absltest.get_default_test_tmpdir()
+            os.makedirs(parent, exist_ok=True)
+            self._temp_dir = tempfile.mkdtemp(dir=parent)
         return self._temp_dir
 
     def evaluate(self, tensors: Tree) -> Any:
