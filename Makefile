@@ -1,6 +1,6 @@
 # Two commands set everything up, with Python, make and a package index:
 #   make demo    trains a small model on several virtual devices and shows what happens
-#   make test    runs every check of the project
+#   make test    checks style, types and behaviour
 # `make help` lists the rest.
 
 .DEFAULT_GOAL := help
@@ -37,7 +37,7 @@ BUILD := .venv-dist
 PIP := -m pip --disable-pip-version-check install --quiet --quiet
 # Tests that run at a time: two more than two cores, since some wait for other processes more than they compute.
 PYTEST_WORKERS ?= 4
-PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist worksteal --durations=15
+PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist worksteal --quiet --progress
 STARTED := $(shell date +%s)
 # With JAX 0.10, XLA's older emitters compile for the CPU in half the time. The tests' programs are too small to be split
 # for parallel code generation. The newest XLA has no older emitters and refuses the flag.
@@ -59,7 +59,7 @@ version_of = $(if $(1),$(shell $(1) -c 'import sys; print("%d.%d" % sys.version_
 VERSION := $(call version_of,$(PYTHON))
 VERSION_NEWEST := $(call version_of,$(PYTHON_NEWEST))
 
-.PHONY: help demo demo-workers test test-quick environments checked-environments test-python test-tpu-compiler test-newest tensorflow plan interpreters lint format docs docs-browser docs-links bench dist clean
+.PHONY: help demo demo-workers test announce-test check check-rest test-quick environments test-python test-thorough test-tpu-compiler test-newest record tensorflow plan interpreters lint format docs docs-browser docs-links bench dist faults clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -71,9 +71,20 @@ demo: $(DEMO)/.installed  ## train a small model on several virtual devices
 demo-workers: $(DEMO)/.installed  ## the same in two worker processes
 	$(DEMO)/bin/replicax launch --workers 2 examples/digits.py --strategy multi_worker
 
-test: interpreters checked-environments docs test-python test-newest  ## run every check: lint, types, the site with its tutorials, tests and doctests on both ends
-	@seconds=$$(($$(date +%s) - $(STARTED))); \
-	    printf 'All checks passed, in %d:%02d minutes.\n' $$((seconds / 60)) $$((seconds % 60))
+SAY_TIME = seconds=$$(($$(date +%s) - $(STARTED))); \
+    printf '$(1) passed, in %d:%02d minutes.\n' $$((seconds / 60)) $$((seconds % 60))
+
+test: interpreters announce-test lint test-python  ## check style and types, and run the tests on python3; about 12 minutes on 2 cores
+	@$(call SAY_TIME,Style$(comma) types and tests)
+
+# `make test` comes first, so that the most likely faults are found first.
+check: test check-rest  ## run every check: make test, then all cases, both ends of the versions, TensorFlow, TPUs, the site; about 35 minutes
+	@$(call SAY_TIME,All checks)
+
+check-rest: environments docs test-thorough test-newest  ## run what make check has beside make test
+
+announce-test:
+	@echo "Style, types and tests: about 12 minutes on 2 cores, with the installation."
 
 interpreters:
 ifeq ($(VERSION),)
@@ -93,16 +104,29 @@ else
 	@echo "Python $(VERSION_NEWEST) ($(PYTHON_NEWEST)) tests the newest JAX."
 endif
 
+comma := ,
+
 test-quick: $(TEST)/.installed  ## run the essentials in under a minute: one strategy, no processes
 	REPLICAX_TEST_STRATEGIES=2 $(QUICK_COMPILING) $(TEST)/bin/python $(PYTEST) -m "not processes" $(QUICK)
 
 # Here JAX compiles without the slow passes, since there is much to compile; with the newest JAX it compiles with all.
-test-python: $(TEST)/.installed tensorflow plan  ## run the tests on python3 (JAX 0.10.2 where that is Python 3.11)
+test-python: $(TEST)/.installed  ## run the tests on python3 (JAX 0.10.2 where that is Python 3.11)
 	@$(TEST)/bin/python $(SAY_VERSIONS)
-	$(WITH_TENSORFLOW) $(WITH_PLAN) $(QUICK_COMPILING) $(TEST)/bin/python $(PYTEST) $(PYTEST_ARGS)
+	$(QUICK_COMPILING) $(TEST)/bin/python $(PYTEST) $(PYTEST_ARGS)
+
+test-thorough: $(TEST)/.installed tensorflow plan  ## run the cases that make test leaves out, with TensorFlow and XLA's compiler for TPUs
+	$(WITH_TENSORFLOW) $(WITH_PLAN) $(QUICK_COMPILING) $(TEST)/bin/python $(PYTEST) \
+	    --thorough -m "thorough or tensorflow" $(PYTEST_ARGS)
+
+# Name tests with PYTEST_ARGS; REPLICAX_RECORD=all also runs programs that have a valid record (see tests/recorded.py).
+record: $(TEST)/.installed tensorflow  ## store TensorFlow's results of new and changed programs of the tests
+	$(WITH_TENSORFLOW) REPLICAX_RECORD=$${REPLICAX_RECORD:-1} $(TEST)/bin/python -m pytest --quiet $(PYTEST_ARGS)
+
+faults: $(TEST)/.installed  ## plant faults in the source, one at a time, and list those that the tests miss; about an hour
+	$(QUICK_COMPILING) $(TEST)/bin/python scripts/faults.py $(FAULTS_ARGS)
 
 test-tpu-compiler: $(TEST)/.installed plan  ## run the tests that compile for TPUs
-	$(WITH_PLAN) $(TEST)/bin/python $(PYTEST) tests/plan/test_tpu_compiler.py $(PYTEST_ARGS)
+	$(WITH_PLAN) $(TEST)/bin/python $(PYTEST) --thorough tests/plan/test_tpu_compiler.py $(PYTEST_ARGS)
 
 ifneq ($(filter-out $(VERSION),$(VERSION_NEWEST)),)
 # What depends on JAX, over one strategy; those of logical devices, of central storage, of two workers (the example) and
@@ -175,11 +199,6 @@ clean:  ## remove environments and what tools leave behind
 OTHERS := tensorflow plan $(DOCS)/.installed $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(NEWEST)/.installed)
 environments:
 	@for one in $(TEST)/.installed $(OTHERS); do $(MAKE) --no-print-directory $$one & done; wait
-
-# Style and types are checked while the other environments are installed.
-checked-environments:
-	@for one in $(OTHERS); do $(MAKE) --no-print-directory $$one & done; \
-	    $(MAKE) --no-print-directory lint; status=$$?; wait; exit $$status
 
 # Each environment has a stamp: it is installed again only when pyproject.toml has changed.
 $(DEMO)/.installed: pyproject.toml

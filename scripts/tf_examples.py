@@ -115,15 +115,15 @@ def run_step(step: doctest.Example, names: dict[str, Any]) -> str:
     return re.sub(r"^[ \t]*$(?=\n)", "<BLANKLINE>", output.getvalue(), flags=re.MULTILINE)
 
 
-def run_all(module: str, files: Sequence[str]) -> dict[str, list[str]]:
-    """Returns what the steps of each example print, with `module` as `tf`."""
+def run_all(module: str, files: Sequence[str], chosen: Sequence[str] | None = None) -> dict[str, list[str]]:
+    """Return what the steps of each example print, or of the chosen examples, with `module` as `tf`."""
     tf, np = importlib.import_module(module), importlib.import_module("numpy")
     if module == "tensorflow":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     results = {}
     for name, example in load(map(Path, files)).items():
-        if example.differs and module == "tensorflow":
+        if (example.differs and module == "tensorflow") or (chosen is not None and name not in chosen):
             continue
         names = {"tf": tf, "np": np, "__name__": "__main__"}
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
@@ -214,11 +214,13 @@ def main() -> None:
     way.add_argument("--tensorflow", metavar="PYTHON", help="compare with TensorFlow, in this interpreter")
     way.add_argument("--run", metavar="MODULE", help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
+    parser.add_argument("--chosen", help=argparse.SUPPRESS)  # a JSON file of the names whose examples run
     parser.add_argument("files", nargs="*", type=Path)
     options = parser.parse_args()
     files = [file.absolute() for file in options.files] or sorted(FOLDER.glob("*.txt"))
     if options.run:
-        Path(options.result).write_text(json.dumps(run_all(options.run, files)), encoding="utf-8")
+        chosen = json.loads(Path(options.chosen).read_text(encoding="utf-8")) if options.chosen else None
+        Path(options.result).write_text(json.dumps(run_all(options.run, files, chosen)), encoding="utf-8")
         return
     examples = load(files).values()
     if options.names:

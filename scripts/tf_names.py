@@ -16,7 +16,7 @@ from replicax.tf import _absent
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "tf-names.md"
-RECORD = ROOT / "tests" / "tf" / "tf_ops" / "tensorflow.json"  # has TensorFlow's names
+RECORD = ROOT / "tests" / "recorded" / "signatures.json"  # has TensorFlow's names
 
 HEAD = """# Names of TensorFlow in replicax.tf
 
@@ -83,7 +83,8 @@ def page() -> str:
     lines += [
         f"| `tf.{key}` | {text} |" for key, text in sorted(_absent.ABSENT.items(), key=lambda row: row[0].lower())
     ]
-    others = json.loads(RECORD.read_text(encoding="utf-8"))["signatures"]
+    spaces = json.loads(RECORD.read_text(encoding="utf-8"))
+    others = [f"{space}.{key}".strip(".") for space, (_, keys) in spaces.items() if space != "image" for key in keys]
     rest = sorted((key for key in others if key not in there and _absent.alternative(key) is None), key=str.lower)
     lines += [
         "",

@@ -10,18 +10,20 @@ import os
 import pickle
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import programs
 import pytest
+import selection
 from cpu_times import CpuTimes
-from warm_start import start
+from programs import Finished
+from progress import Progress
 
 # The environment is set before JAX is imported, here and in each process of pytest-xdist.
 # The suite always has the same devices, whatever the machine has.
@@ -41,11 +43,15 @@ if "jax" in sys.modules and "REPLICAX_SUITE_WORKERS" not in os.environ:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-times", action="store_true", help="print the CPU time of each test file")
+    parser.addoption("--progress", action="store_true", help="print the time that is left, and the slowest files")
+    selection.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("cpu_times"):
         config.pluginmanager.register(CpuTimes(), "replicax-cpu-times")
+    if config.getoption("progress"):
+        config.pluginmanager.register(Progress(config), "replicax-progress")
     # What runs in the background of a script or under nohup ignores these signals, and so would what the tests start.
     for number, handler in [(signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)]:
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -56,10 +62,16 @@ def pytest_configure(config: pytest.Config) -> None:
         _keep_programs(config.rootpath / ".jax_cache")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # before -k and -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if {"run_python", "run_tf"} & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if {"run_python", "run_tf"} & fixtures:
             item.add_marker("processes")
+        if "tensorflow_python" in fixtures:
+            item.add_marker("tensorflow")
+    selection.deal_layouts(items)
+    selection.leave_out(config, items)
 
 
 def pytest_collection_finish() -> None:
@@ -148,27 +160,6 @@ def _threads_left(before: set[threading.Thread], patience: float) -> list[thread
         time.sleep(0.02)
 
 
-class Finished(NamedTuple):
-    """How a program ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-# Runs the program as `__main__`, so that its functions can be sent to other processes, and shows where each
-# thread stands shortly before the deadline.
-_BOOT = """\
-import faulthandler, os, sys
-faulthandler.enable()
-faulthandler.dump_traceback_later(float(sys.argv.pop(1)))
-del sys.argv[0]
-sys.path[0] = ""
-__file__ = sys.argv[0]
-exec(compile(open(__file__, encoding="utf-8").read(), __file__, "exec"))
-"""
-
-
 @pytest.fixture(scope="session")
 def once(tmp_path_factory, request):
     """`once(name, make)`: what `make` returns, made in one process of pytest-xdist and read by the others."""
@@ -191,74 +182,28 @@ def once(tmp_path_factory, request):
 def run_python(tmp_path: Path) -> Callable[..., Finished]:
     """`run_python(code, *, timeout=60, env=None, python=sys.executable, fresh=False)` runs a program as a process.
 
-    Returns its exit status and output. `env` is laid over the environment of the tests; None removes a
-    variable; `fresh` starts a new interpreter (see warm_start.py).
-
-    A program that is not done after `timeout` seconds is ended with all its children, and the
-    test fails with its output, in which faulthandler shows where its threads stood.
+    See `programs.run`.
     """
     number = 0
 
-    def run(
-        code: str,
-        *,
-        timeout: float = 60.0,
-        env: Mapping[str, str | None] | None = None,
-        python: str | os.PathLike[str] = sys.executable,
-        fresh: bool = False,
-    ) -> Finished:
+    def run(code: str, **options: Any) -> Finished:
         nonlocal number
         number += 1
         folder = tmp_path / f"program{number}"
         folder.mkdir()
         program = folder / "program.py"
         program.write_text(textwrap.dedent(code), encoding="utf-8")
-        boot = folder.with_suffix(".py")
-        boot.write_text(_BOOT, encoding="utf-8")
-        changed = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8", **(env or {})}
-        arguments = [str(max(timeout - 3.0, timeout * 0.7)), str(program)]
-        # Files, not pipes: a grandchild that lives on would keep a pipe open.
-        with open(folder / "stdout", "w+b") as stdout, open(folder / "stderr", "w+b") as stderr:
-            process = start(
-                boot,
-                arguments,
-                env={name: value for name, value in changed.items() if value is not None},
-                cwd=folder,
-                stdout=stdout,
-                stderr=stderr,
-                python=str(python),
-                fresh=fresh,
-            )
-            try:
-                process.ended(timeout)
-                late = False
-            except subprocess.TimeoutExpired:
-                late = True
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.reap()
-        out, err = ((folder / name).read_text(encoding="utf-8", errors="replace") for name in ("stdout", "stderr"))
-        if late:
-            pytest.fail(
-                f"The program was not done after {timeout:g} s and was ended.\n"
-                f"--- stdout ---\n{out}\n--- stderr ---\n{err}",
-                pytrace=False,
-            )
-        assert process.returncode is not None
-        return Finished(process.returncode, out, err)
+        return programs.run(program, folder=folder, **options)
 
     return run
 
 
 @pytest.fixture
 def run_well(run_python: Callable[..., Finished]) -> Callable[..., Finished]:
-    """`run_well(code, *, head="", timeout=180, env=None)` runs a program, behind `head`, that is to end well."""
+    """`run_well(code, *, head="", timeout=180, **options)` runs a program, behind `head`, that must end well."""
 
-    def run(
-        code: str, *, head: str = "", timeout: float = 180.0, env: Mapping[str, str | None] | None = None
-    ) -> Finished:
-        done = run_python(textwrap.dedent(head) + textwrap.dedent(code), timeout=timeout, env=env)
+    def run(code: str, *, head: str = "", timeout: float = 180.0, **options: Any) -> Finished:
+        done = run_python(textwrap.dedent(head) + textwrap.dedent(code), timeout=timeout, **options)
         assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
@@ -294,16 +239,15 @@ def raises(kind, function, *words):
 
 @pytest.fixture
 def run_tf(run_well: Callable[..., Finished]) -> Callable[..., Finished]:
-    """`run_tf(code, timeout=120)` runs a program of `replicax.tf`, on two devices, that is to end well.
+    """`run_tf(code, timeout=120, fresh=False)` runs a program of `replicax.tf`, on two devices, that is to end well.
 
     The program has `tf`, `np` and `raises(kind, function, *words)`, which asserts that a call raises that error.
     """
-    # Compiling takes much of the time, so XLA leaves its slow passes out.
-    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    env = {"REPLICAX_VIRTUAL_DEVICES": "CPU:2", "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"}
+    env = {"REPLICAX_VIRTUAL_DEVICES": "CPU:2"}
 
-    def run(code: str, timeout: float = 120.0) -> Finished:
-        return run_well(code, head=_TENSORFLOW_START, timeout=timeout, env=env)
+    def run(code: str, timeout: float = 120.0, fresh: bool = False) -> Finished:
+        options = {"timeout": timeout, "env": env, "fresh": fresh, "imports": "replicax.tf"}
+        return run_well(code, head=_TENSORFLOW_START, **options)
 
     return run
 
@@ -313,7 +257,7 @@ def tensorflow_python() -> str:
     """The path of a Python that has TensorFlow, to compare with; skips where there is none."""
     path = os.environ.get("REPLICAX_TENSORFLOW_PYTHON")
     if not path:
-        pytest.skip("REPLICAX_TENSORFLOW_PYTHON does not name a Python that has TensorFlow (`make test` sets one up)")
+        pytest.skip("REPLICAX_TENSORFLOW_PYTHON does not name a Python that has TensorFlow (`make check` sets one up)")
     if not os.access(path, os.X_OK):
         pytest.fail(f"REPLICAX_TENSORFLOW_PYTHON names {path}, which cannot be run")
     return path

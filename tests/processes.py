@@ -72,6 +72,8 @@ class Workers:
         devices: CPU devices of each worker.
         absent: workers that are not started.
         config: makes the cluster's variables of a worker from the addresses and its number; `TF_CONFIG` if not given.
+        python: the interpreter.
+        imports: what the workers have imported before they start (see warm_start.py).
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Workers:
         absent: Sequence[int] = (),
         config: Any = None,
         python: str | os.PathLike[str] = sys.executable,
+        imports: str = "replicax",
     ):
         self.addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
         self._folder = folder
@@ -93,7 +96,7 @@ class Workers:
         self._env = env or {}
         self._each = each or [{}] * count
         self._devices = devices
-        self._python = str(python)
+        self._python, self._imports = str(python), imports
         self._config = config or tf_config
         self._processes: dict[int, Process] = {}
         self._waits: dict[int, threading.Thread] = {}
@@ -156,6 +159,7 @@ class Workers:
                 pass_fds=[writer],
                 python=self._python,
                 server=index % 2,
+                imports=self._imports,
             )
         os.close(writer)
         self._processes[index], self._marks[index], self._seen[index] = process, reader, []

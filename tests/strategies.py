@@ -108,6 +108,7 @@ class Kind(NamedTuple):
     copies: bool = True  # each replica has a copy of a variable
     logical: bool = False  # a replica has several devices, and all have values of the same shapes
     size: bool = False  # as another one, but for the number of replicas
+    layout: bool = False  # values are laid out in another way, which a test's cases take in turns (see selection.py)
 
 
 # The one table: a strategy that is new takes one line here.
@@ -116,10 +117,10 @@ STRATEGIES: dict[str, Kind] = {
     "1": Kind(1, functools.partial(mirrored, 1), size=True),
     "2": Kind(2, functools.partial(mirrored, 2)),
     "4": Kind(4, functools.partial(mirrored, 4)),
-    "sharded": Kind(2, functools.partial(sharded, 2)),
+    "sharded": Kind(2, functools.partial(sharded, 2), layout=True),
     "central": Kind(2, central, copies=False),
-    "pairs": Kind(2, functools.partial(grouped, 2, model=2), logical=True),
-    "tpu_logical": Kind(2, functools.partial(tpu, 2, 4, shard_variables=_all_that_can_be), logical=True),
+    "pairs": Kind(2, functools.partial(grouped, 2, model=2), logical=True, layout=True),
+    "tpu_logical": Kind(2, functools.partial(tpu, 2, 4, shard_variables=_all_that_can_be), logical=True, layout=True),
 }
 
 # Two replicas, of which the newest JAX has all (see Makefile), are tried on the oldest where a test counts replicas.
@@ -164,8 +165,15 @@ def over(
 
     def mark(test: Callable[..., None]) -> Any:
         counts = "n" in inspect.signature(test).parameters
-        values = [(kind.make, kind.replicas) if counts else kind.make for kind in chosen.values()]
-        return pytest.mark.parametrize("make, n" if counts else "make", values, ids=list(chosen))(test)
+        values = [
+            pytest.param(
+                *((kind.make, kind.replicas) if counts else (kind.make,)),
+                id=name,
+                marks=[pytest.mark.layout(name)] if kind.layout else [],
+            )
+            for name, kind in chosen.items()
+        ]
+        return pytest.mark.parametrize("make, n" if counts else "make", values)(test)
 
     return mark
 

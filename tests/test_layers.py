@@ -140,7 +140,7 @@ def _is_wrong_there(module: str, found: Import) -> bool:
 
 
 def test_a_hook_that_is_not_registered_is_named_in_the_error(run_python):
-    done = run_python("""
+    program = """
         from replicax._data.dataset import Dataset
         from replicax._tracing import context
         from replicax._tracing import autograph_switch
@@ -171,7 +171,8 @@ def test_a_hook_that_is_not_registered_is_named_in_the_error(run_python):
             assert dataset_reads.reader() is id
         foreign_state.join()
         assert autograph_switch.call(True, lambda x: x + 1, (1,), {}) == 2
-        """)
+        """
+    done = run_python(program, fresh=True)
     assert done.returncode == 0, done.stderr
 
 

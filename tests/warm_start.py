@@ -1,9 +1,10 @@
-"""Starts the programs of tests from servers that have imported JAX, since importing it is most of a short program.
+"""Start the programs of tests from servers that have imported replicax, since imports are most of a short program.
 
-A server imports JAX and starts no device; for each program it forks a process, with the session, environment, files,
-arguments and `__main__` that a new interpreter would have had. `replicax` is not imported there, so that each program
-imports it. There are two servers for each process of pytest, so that workers of a job differ in where objects lie and
-in how strings hash, as they do in life.
+A server imports JAX and replicax, and starts no device. For each program it forks a process, with the session,
+environment, files, arguments and `__main__` that a new interpreter would have had. There are two servers for each
+process of pytest, so that workers of a job differ in where objects lie and in how strings hash, as they do in life.
+Programs of `replicax.tf`, which changes settings of JAX, have servers of their own. A program that looks at what an
+import does starts in a new interpreter.
 
 A program starts in a new interpreter all the same where `fresh=True`, on another system than Linux, for another
 interpreter, and where its environment differs in what is read before a program begins. REPLICAX_TEST_FRESH=1 has all of
@@ -30,8 +31,22 @@ from typing import IO, Any
 
 # What the interpreter, the C library or XLA's libraries read as they start.
 _READ_EARLY = ("PYTHON", "LD_", "GLIBC_", "MALLOC_", "OMP_", "OPENBLAS_", "MKL_", "JAX_", "ABSL_", "TF_CPP_")
+# What replicax or Keras reads as it is imported: servers have none of it, and programs apply theirs.
+_READ_BY_REPLICAX = ("REPLICAX_", "KERAS_", "TF_CONFIG")
 _ADOPTED = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONIOENCODING"}  # which a forked program gets in another way
 _HIGH = 500  # file descriptors that are being moved are above
+
+
+# What replicax imports, also as the first program is compiled. No module that imports gRPC: whoever uses it is forked
+# before.
+_IMPORTS = {
+    "replicax": (
+        "jax", "jax.numpy", "jax.experimental.shard_map", "jax.experimental.multihost_utils", "jax.extend.core",
+        "jax.extend.linear_util", "jax.extend.core.primitives", "queue", "jaxlib.mlir.dialects.builtin",
+        "replicax._api",
+    ),
+}  # fmt: skip
+_IMPORTS["replicax.tf"] = (*_IMPORTS["replicax"], "replicax.tf")
 
 
 class Process:
@@ -118,6 +133,7 @@ def start(
     options: Sequence[str] = (),
     server: int = 0,
     fresh: bool = False,
+    imports: str = "replicax",
 ) -> Process:
     """Starts a program as a session of its own, with nothing to read.
 
@@ -133,6 +149,7 @@ def start(
         options: of the interpreter; they have it start anew.
         server: which of the servers forks it.
         fresh: whether it starts in a new interpreter in any case.
+        imports: what the server has imported: "replicax" or "replicax.tf".
     """
     fresh = fresh or bool(options) or python != sys.executable or "REPLICAX_TEST_FRESH" in os.environ
     changed = None if fresh or sys.platform != "linux" else _jax_settings(env)
@@ -159,7 +176,7 @@ def start(
             "jax": changed,
         }
         descriptors = [theirs.fileno(), stdout.fileno(), stderr.fileno(), *pass_fds]
-        socket.send_fds(_server(server), [json.dumps(request).encode()], descriptors)
+        socket.send_fds(_server(server, imports), [json.dumps(request).encode()], descriptors)
     return _Forked(ours)
 
 
@@ -193,18 +210,19 @@ def _environment_of_servers() -> dict[str, str]:
 
 
 @functools.cache
-def _server(number: int) -> socket.socket:
+def _server(number: int, imports: str) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     env = {
-        **{k: v for k, v in os.environ.items() if k not in _ADOPTED},
+        **{k: v for k, v in os.environ.items() if k not in _ADOPTED and not k.startswith(_READ_BY_REPLICAX)},
         **_environment_of_servers(),
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         "PYTHONUNBUFFERED": "1",
         "PYTHONIOENCODING": "utf-8",
     }
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno())],
+            [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno()), *_IMPORTS[imports]],
             stdin=subprocess.DEVNULL,
             env=env,
             cwd="/",
@@ -222,22 +240,15 @@ def _server(number: int) -> socket.socket:
 
 # In the server.
 
-# What replicax imports, and the first program that is compiled.
-_WARM = (
-    "jax", "jax.numpy", "jax.experimental.shard_map", "jax.experimental.multihost_utils", "jax.extend.core",
-    "jax.extend.linear_util", "jax.extend.core.primitives", "queue", "jaxlib.mlir.dialects.builtin",
-)  # fmt: skip
 
-
-def _serve(requests: socket.socket) -> None:
+def _serve(requests: socket.socket, modules: Sequence[str]) -> None:
     """Forks a process for each request, and returns in the forked ones alone, to run the program."""
     import gc
     import importlib
 
     before = dict(os.environ)
-    for name in _WARM:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    for name in modules:
+        importlib.import_module(name)
     set_by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()
@@ -309,6 +320,9 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     sys.path[0:1] = path
     for name in [name for name in sys.modules if name in ("warm_start", "fcntl")]:
         del sys.modules[name]
+    import replicax
+
+    replicax._configure()
 
 
 def _run(file: str) -> None:
@@ -339,5 +353,5 @@ def _run(file: str) -> None:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
     _run(sys.argv[0])

@@ -13,15 +13,22 @@ from replicax._base.version import __version__ as __version__
 _os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads it when it is imported
 
 _unusable: dict[str, Exception] = {}  # what is wrong with settings in the environment
-for _variable, _module in (
-    ("REPLICAX_VIRTUAL_DEVICES", "devices"),
-    ("REPLICAX_COMPILATION_CACHE", "compilation_cache"),
-):
-    if _variable in _os.environ:  # JAX has to know it before it starts, whoever starts it
-        try:
-            _importlib.import_module(f"replicax._base.{_module}").configure_from_environment()
-        except Exception as _error:  # raised when a name is used, since `replicax info` and `replicax docs` are to help
-            _unusable[_variable] = _error
+
+
+def _configure() -> None:
+    """Apply the settings in the environment that JAX has to know before it starts, whoever starts it."""
+    for variable, module in (
+        ("REPLICAX_VIRTUAL_DEVICES", "devices"),
+        ("REPLICAX_COMPILATION_CACHE", "compilation_cache"),
+    ):
+        if variable in _os.environ:
+            try:
+                _importlib.import_module(f"replicax._base.{module}").configure_from_environment()
+            except Exception as error:  # raised when a name is used, since `replicax info` and `replicax docs` must run
+                _unusable[variable] = error
+
+
+_configure()
 
 if _typing.TYPE_CHECKING:
     from replicax._api import *  # noqa: F403

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -17,6 +16,7 @@ import traceback
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 from recorded import from_tensorflow
 from strategies import MEAN, SUM, mirrored
@@ -1308,11 +1308,16 @@ def results_of(tmp_path_factory):
         head = "import sys\nimport tensorflow as tf\ncount = lambda f: f.experimental_get_tracing_count()\n"
         (folder / "programs.py").write_text(head + PROGRAMS)
         (folder / "run.py").write_text(RUNNER)
-        env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
-        env.pop("REPLICAX_VIRTUAL_DEVICES", None)
-        command = [python, "run.py", module, *NAMES]
-        done = subprocess.run(command, cwd=folder, env=env, text=True, capture_output=True, timeout=220)
-        assert done.returncode == 0, done.stderr[-5000:]
+        theirs = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+        done = programs.run_well(
+            folder / "run.py",
+            [module, *NAMES],
+            folder=folder,
+            timeout=220.0,
+            env={"REPLICAX_VIRTUAL_DEVICES": None, **(theirs if module == "tensorflow" else {})},
+            python=python,
+            imports="replicax.tf",
+        )
         *printed, last = done.stdout.splitlines()
         return {**json.loads(last), "what it prints": printed}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -132,7 +134,7 @@ def test_virtual_devices_from_the_environment(run_python, text, expected):
     "text", ["GPU", "GPU:0", "GPU:-1", "GPU:x", "GPU:1;CPU:1", "4", "GPU:1,GPU:2", "GPU:1.5", "GPU:1:2"]
 )
 def test_a_malformed_environment_variable(run_python, text):
-    code, _, err = show(run_python, LIST, REPLICAX_VIRTUAL_DEVICES=text)
+    code, _, err = show(functools.partial(run_python, fresh=True), LIST, REPLICAX_VIRTUAL_DEVICES=text)
     assert code == 1 and "DeviceError" in err and repr(text) in err and "TYPE:COUNT" in err
 
 

@@ -29,7 +29,7 @@ TABLE = np.array(json.loads((RECORDED / "told.json").read_text())["table"], np.f
 Checkpoint = rx.train.Checkpoint
 
 
-@pytest.fixture(params=["recorded", "live"])
+@pytest.fixture(params=["recorded", pytest.param("live", marks=pytest.mark.tensorflow)])
 def written(request, once, tmp_path_factory):
     """A folder of checkpoints that TensorFlow wrote."""
     if request.param == "recorded":

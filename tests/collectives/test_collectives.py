@@ -50,6 +50,7 @@ def strategy_with(ops, n) -> rx.MirroredStrategy:
 # all_reduce
 
 
+@pytest.mark.across_processes
 @dealt("op", few([SUM, MEAN, "sum", "Mean"]))
 @ways
 def test_all_reduce(make, n, way, op):
@@ -171,6 +172,7 @@ def test_all_reduce_refuses(make, n, way):
         way(lambda: strategy.run(lambda: ctx().all_reduce(replica_id())))()
 
 
+@pytest.mark.across_processes
 @over(at_least=2)
 def test_eager_replicas_with_different_shapes_or_dtypes_are_refused(make, n):
     """Fact 54: detected, not waited on."""
@@ -185,6 +187,7 @@ def test_eager_replicas_with_different_shapes_or_dtypes_are_refused(make, n):
         strategy.run(lambda: ctx().all_reduce(SUM, jnp.ones((), jnp.float32 if rid() else jnp.int32)))
 
 
+@pytest.mark.across_processes
 @over(at_least=2)
 @ways
 @pytest.mark.parametrize("op", [SUM, MEAN])
@@ -210,6 +213,7 @@ def test_sparse_values_are_concatenated(make, n, way, op):
 # all_gather
 
 
+@pytest.mark.across_processes
 @dealt("axis", few([0, 1, -1, -2]))
 @ways
 def test_all_gather(make, n, way, axis):
@@ -226,6 +230,7 @@ def test_all_gather(make, n, way, axis):
     assert result["c"] == ()
 
 
+@pytest.mark.across_processes
 @over(at_least=2)
 def test_eager_all_gather_of_uneven_shares(make, n):
     """Fact 50."""
@@ -267,6 +272,7 @@ def test_all_gather_refuses(make, n, way):
     assert way(lambda: strategy.run(lambda: ctx().all_gather([], axis=0)))() == []
 
 
+@pytest.mark.across_processes
 @over(at_least=2)
 def test_eager_all_gather_of_shares_that_do_not_fit(make, n):
     """Fact 51."""
@@ -358,6 +364,7 @@ def test_run_inside_of_a_merge_function(make, n, way):
     assert parts(strategy, result) == [r + 1.0 for r in range(n)]
 
 
+@pytest.mark.across_processes
 @over(at_least=2)
 @ways
 def test_reduce_gather_and_local_results_inside_of_a_merge_function(make, n, way):
@@ -457,6 +464,7 @@ def test_the_gradient_of_all_reduce_is_the_all_reduce_of_gradients(make, n, way,
     assert parts(strategy, gradient) == [2 * (r + 1) * reduced for r in range(n)]
 
 
+@pytest.mark.across_processes
 @over(at_least=2)
 @ways
 @differentiated
@@ -475,6 +483,7 @@ def test_the_gradient_of_all_gather_is_the_replicas_own_part(make, n, way, diffe
     assert parts(strategy, gradient) == (weights.reshape(n, 2) * scales).tolist()
 
 
+@pytest.mark.across_processes
 @over(at_least=2, logical=False)
 @differentiated
 def test_the_gradient_of_an_uneven_all_gather(make, n, differentiate):

@@ -42,6 +42,7 @@ def ragged(strategy, *shares):
     )
 
 
+@pytest.mark.across_processes
 @dealt("axis", few([None, 0, 1, -1, -2, (0, 1), (), (1,), (-1, 0)]), one_of_each=True)
 @ways
 def test_reduce(make, n, way, axis):
@@ -57,6 +58,7 @@ def test_reduce(make, n, way, axis):
     np.testing.assert_allclose(mean, expected / count, rtol=1e-6)
 
 
+@pytest.mark.across_processes
 @over(at_least=2)
 @ways
 def test_the_result_of_run_is_reduced(make, n, way):
@@ -288,6 +290,7 @@ def test_nests_are_reduced_leaf_by_leaf(make, n, way):
             way(lambda x: strategy.reduce(SUM, [x, 5], axis=None))(x)
 
 
+@pytest.mark.across_processes
 @over(at_least=2)
 @ways
 def test_sparse_values_are_concatenated(make, n, way):
@@ -343,6 +346,7 @@ def test_reduce_inside_of_the_scope_and_refused_in_replicas(make, n, way):
         way(lambda x: strategy.run(lambda a: strategy.reduce(SUM, a, axis=None), args=(x,)))(x)
 
 
+@pytest.mark.across_processes
 @over(at_least=2)
 def test_the_gradient_of_a_reduction(make, n):
     strategy = make()
@@ -357,6 +361,7 @@ def test_the_gradient_of_a_reduction(make, n):
 # gather
 
 
+@pytest.mark.across_processes
 @dealt(
     "axis, dtype",
     list(itertools.product(few([0, 1, -1, -2]), few([np.float16, np.float32, np.int32]))),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 
+import programs
 import pytest
-from recorded import from_tensorflow
+from recorded import from_tensorflow, selected
 
 # Prints, for each expression of a file, what a dataset yields and says of itself, or the error's kind.
 _RUNNER = """
@@ -203,14 +202,19 @@ def results_of(tmp_path_factory):
 
     def run(python, module, expressions):
         folder = tmp_path_factory.mktemp("side")
-        env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
         (folder / "run.py").write_text(_RUNNER)
         (folder / "expressions.json").write_text(json.dumps(expressions))
         (folder / "data").mkdir()
-        names = [str(folder / name) for name in ("run.py", "expressions.json", "data", "results.json")]
-        command = [str(python), names[0], module, *names[1:]]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
+        theirs = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": None}
+        programs.run_well(
+            folder / "run.py",
+            [module, *(folder / name for name in ("expressions.json", "data", "results.json"))],
+            folder=folder,
+            timeout=120.0,
+            env=theirs if module == "tensorflow" else {},
+            python=python,
+            imports="replicax.tf",
+        )
         found, records = json.loads((folder / "results.json").read_text())
         return {**found, RECORDS: records}
 
@@ -226,8 +230,10 @@ def both(request, once, results_of):
             request.getfixturevalue("tensorflow_python"), "tensorflow", [n for n in names if n != RECORDS]
         )
 
-    theirs = from_tensorflow("datasets", {name: _RUNNER + name for name in [*EXPRESSIONS, RECORDS]}, live)
-    return theirs, once("datasets", lambda: results_of(sys.executable, "replicax.tf", EXPRESSIONS))
+    chosen = selected(request, "expression")
+    theirs = from_tensorflow("datasets", {name: _RUNNER + name for name in [*EXPRESSIONS, RECORDS]}, live, chosen)
+    expressions = [expression for expression in chosen if expression != RECORDS]
+    return theirs, once("datasets", lambda: results_of(sys.executable, "replicax.tf", expressions))
 
 
 @pytest.mark.parametrize("expression", [*EXPRESSIONS, RECORDS])

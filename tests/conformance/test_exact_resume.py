@@ -222,8 +222,8 @@ def check(undisturbed: list[dict[str, list[str]]], resumed: list[dict[str, list[
     assert again <= INTERVAL * len(resumed)
 
 
-KILLED = [1, 3]
-COPIED = [("keras", 2), ("nnx", 2), ("random", 2)]
+KILLED = [pytest.param(1, marks=pytest.mark.thorough), 3]
+COPIED = [*(pytest.param(name, 2, marks=pytest.mark.thorough) for name in ("keras", "nnx")), ("random", 2)]
 if os.environ.get("REPLICAX_TEST_STRATEGIES"):  # beside a whole run, such as on another JAX
     KILLED, COPIED = [3], [("keras", 1), ("nnx", 1), ("random", 2)]
 
@@ -262,6 +262,7 @@ def test_a_job_goes_on_to_the_bit_from_what_another_had_saved_at_some_step(tmp_p
         assert after == {step: before[step] for step in (*map(str, range(first, STEPS + 1)), "weights")}
 
 
+@pytest.mark.thorough
 def test_a_job_that_the_launcher_restarts_goes_on_to_the_bit(tmp_path):
     pytest.importorskip("optax")
     assert succeeded(run(tmp_path / "undisturbed", "plain", 2))

@@ -47,6 +47,7 @@ def test_examples_reach_their_accuracy(output_of, name, least):
     assert float(accuracies[-1]) > least
 
 
+@pytest.mark.thorough
 def test_a_model_of_which_a_device_has_an_eighth(output_of):
     output = output_of("large_model.py")
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
@@ -74,6 +75,7 @@ def test_workers_go_on_from_their_checkpoints(output_of, tmp_path):
     assert losses[0] > 1.2 * losses[1]
 
 
+@pytest.mark.thorough
 def test_a_preempted_job_ends_as_an_undisturbed_one(output_of, tmp_path):
     """Two workers with one replica each, and one process that has both."""
     options = ["--steps", "120", "--folder"]
@@ -88,6 +90,7 @@ def test_a_preempted_job_ends_as_an_undisturbed_one(output_of, tmp_path):
     assert workers.stdout.splitlines()[-1].removeprefix("[worker 0] ") == end
 
 
+@pytest.mark.thorough
 def test_parameter_servers_train_a_recommender_and_a_second_run_goes_on(output_of, tmp_path):
     """Over processes first, then with all tasks in one, from the checkpoint of those."""
     options = ["--folder", str(tmp_path / "checkpoints"), "--steps"]
@@ -106,7 +109,9 @@ def test_parameter_servers_train_a_recommender_and_a_second_run_goes_on(output_o
         assert found > 1.2 * popular
 
 
-@pytest.mark.parametrize("processes", [False, True], ids=["one process", "processes"])
+@pytest.mark.parametrize(
+    "processes", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["one process", "processes"]
+)
 def test_the_tutorial_on_parameter_servers_trains(output_of, processes):
     """TensorFlow's, with Keras: `fit`, a loop of its own, and evaluation by the coordinator and by the workers."""
     name = "parameter_server_keras.py"

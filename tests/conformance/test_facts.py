@@ -11,9 +11,8 @@ import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
+import programs
 import pytest
 
 HERE = pathlib.Path(__file__).parent / "facts"
@@ -33,13 +32,12 @@ WORKERS = "MultiWorkerMirroredStrategy"  # the section whose programs start seve
 
 def what_programs_print(folder, devices, *section):
     """What programs print, run in one process of its own, since `replicax.tf` dresses JAX's arrays."""
-    output = folder / "printed.json"
-    command = [sys.executable, str(HERE / "run_facts.py"), str(HERE / "facts.json"), str(output), *section]
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "REPLICAX_VIRTUAL_DEVICES": devices, "REPLICAX_PREFLIGHT": "quiet"}
-    env.pop("CUDA_VISIBLE_DEVICES", None)  # which resolvers read
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(output.read_text())
+    arguments = [HERE / "facts.json", folder / "printed.json", *section]
+    # Resolvers read the visible devices.
+    env = {"REPLICAX_VIRTUAL_DEVICES": devices, "REPLICAX_PREFLIGHT": "quiet", "CUDA_VISIBLE_DEVICES": None}
+    program = HERE / "run_facts.py"
+    programs.run_well(program, arguments, folder=folder, timeout=300.0, env=env, imports="replicax.tf")
+    return json.loads((folder / "printed.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +80,7 @@ def test_fact(fact, printed):
     check(fact, printed[str(fact["number"])])
 
 
+@pytest.mark.thorough
 def test_facts_of_several_workers(tmp_path, subtests):
     """Facts 130 to 139, in one test, since each of their programs takes seconds."""
     printed = what_programs_print(tmp_path, "CPU:4", WORKERS)

@@ -9,8 +9,9 @@ import pytest
 from processes import Workers
 
 TESTS = Path(__file__).parents[1]
-# Those that have a test over all strategies, several processes among them: collecting the others would take seconds.
+# Files that have a test over all strategies, several processes among them: collecting the others would take seconds.
 OVER_STRATEGIES = re.compile(r"^@(over|dealt)\((?!.*processes=1)", re.MULTILINE)
+ACROSS_PROCESSES = re.compile(r"^@pytest.mark.across_processes$", re.MULTILINE)
 # What these show does not depend on there being several processes, or another test shows it of them.
 ELSEWHERE = {
     "test_checkpoint.py",  # test_checkpoint_workers.py has what a job of several needs
@@ -21,13 +22,14 @@ ELSEWHERE = {
     "test_keras.py",  # whose import takes long: examples/multi_worker.py and test_exact_resume.py train its models
     "test_uneven_replicas.py",  # test_multi_worker_input.py has uneven batches
 }
-SHARED = [
-    str(path)
-    for path in sorted(TESTS.rglob("test_*.py"))
-    if OVER_STRATEGIES.search(path.read_text())
-    and "multi_worker" not in path.name  # which -k finds too
-    and path.name not in ELSEWHERE
-]
+
+
+def files_with(pattern: re.Pattern[str]) -> list[str]:
+    """Return the test files that have a pattern and are not listed in `ELSEWHERE`."""
+    files = [path for path in sorted(TESTS.rglob("test_*.py")) if pattern.search(path.read_text(encoding="utf-8"))]
+    # -k finds "multi_worker" in the names of files too.
+    return [str(path) for path in files if "multi_worker" not in path.name and path.name not in ELSEWHERE]
+
 
 # Every worker runs pytest. The strategy is made before the first test, as in a user's program.
 PROGRAM = f"""
@@ -43,8 +45,8 @@ class Job:
 sys.path.insert(0, {str(TESTS)!r})
 status = pytest.main(
     ["-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
-    + ["-k", os.environ["REPLICAX_SUITE_TESTS"]]
-    + ["--rootdir", {str(TESTS.parent)!r}, "-c", {str(TESTS.parent / "pyproject.toml")!r}, *{SHARED!r}],
+    + ["-k", os.environ["REPLICAX_SUITE_TESTS"], *os.environ["REPLICAX_SUITE_OPTIONS"].split("|")]
+    + ["--rootdir", {str(TESTS.parent)!r}, "-c", {str(TESTS.parent / "pyproject.toml")!r}],
     plugins=[Job()],
 )
 sys.exit(int(status))
@@ -53,25 +55,47 @@ sys.exit(int(status))
 
 # Of functions those that read datasets: the tests of variables, of optimizers and of `run` compile others.
 EAGERLY = "multi_worker and not compiled and (dataset or iterator or uneven or not test_function.py)"
-
 DIVIDED = "multi_worker and (test_mirrored_variables.py or test_optimizer.py) and not scatter"
 
 
+@pytest.mark.parametrize(
+    "devices, tests, at_least",
+    [(1, "multi_worker and compiled", 25), (2, "multi_worker and not compiled", 40)],
+    ids=["compiled", "eagerly"],
+)
+def test_two_workers_pass_the_tests_that_cross_processes(devices, tests, at_least, tmp_path):
+    """Collectives, input, aggregation and uneven batches: with one replica in each worker, and with two."""
+    run_suite(tmp_path, devices, tests, at_least, ["-m", "across_processes", *files_with(ACROSS_PROCESSES)])
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "devices, tests, at_least, sharded",
     [(1, "multi_worker and compiled", 130, ""), (2, EAGERLY, 150, ""), (1, DIVIDED, 30, "1")],
     ids=["compiled", "eagerly", "sharded"],
 )
-def test_the_shared_tests_hold_with_two_workers(devices, tests, at_least, sharded, tmp_path):
-    """Two processes, with one replica each and with two each; each worker passes that many tests.
+def test_two_workers_pass_the_shared_tests(devices, tests, at_least, sharded, tmp_path):
+    """Tests that are not of one way to run take part once, with two replicas in each worker."""
+    run_suite(tmp_path, devices, tests, at_least, files_with(OVER_STRATEGIES), sharded)
 
-    Those that are not of one way to run take part once, with two replicas each. `sharded`: with variables in parts.
+
+def run_suite(tmp_path, devices, tests, at_least, options, sharded=""):
+    """Check that two workers pass the same tests, and at least so many.
+
+    Args:
+        devices: the number of devices in each worker.
+        tests: the tests, as `pytest -k` takes them.
+        at_least: the least number of tests.
+        options: further arguments of pytest, among them the files.
+        sharded: "1" to divide variables over the replicas.
     """
     env = {
         "REPLICAX_SUITE_TESTS": tests,
+        "REPLICAX_SUITE_OPTIONS": "|".join(options),
         "REPLICAX_SUITE_WORKERS": "2",
         "REPLICAX_SUITE_SHARDED": sharded,
         "REPLICAX_SUITE_DEVICES": f"GPU:{devices}",
+        "REPLICAX_VIRTUAL_DEVICES": f"GPU:{devices}",  # replicax is imported before tests/conftest.py
         "REPLICAX_STEP_TIMEOUT": "120",  # a busy machine is no fault
         "REPLICAX_HEARTBEAT_TIMEOUT": "60",
         "REPLICAX_PREFLIGHT": "quiet",

@@ -7,13 +7,12 @@ One process runs all the programs of one machine, two run that of several worker
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import programs
 from processes import Workers
 from recorded import from_tensorflow
 
@@ -316,9 +315,8 @@ def on_one_machine(python: str, module: str, folder: Path) -> tuple[str, Any]:
     """What the program of one machine prints, and what it finds."""
     path = folder / f"in_{module}.py"  # `tensorflow.py` would be found as TensorFlow
     path.write_text(START + ONE_MACHINE)
-    env = {**os.environ, "REPLICAX_VIRTUAL_DEVICES": "TPU:2", **environment(module)}
-    done = subprocess.run([python, str(path)], env=env, capture_output=True, text=True, cwd=folder, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
+    env = {"REPLICAX_VIRTUAL_DEVICES": "TPU:2", **environment(module)}
+    done = programs.run_well(path, folder=folder, timeout=240.0, env=env, python=python, imports="replicax.tf")
     return result(done.stdout)
 
 
@@ -326,7 +324,7 @@ def on_two_workers(python: str, module: str, folder: Path) -> tuple[list[Any], s
     """What each of two workers finds, and what they say of errors."""
     env = environment(module, FOLDER=str(folder / "saved"))
     (folder / "saved").mkdir(parents=True)
-    with Workers(folder, 2, START + WORKERS, env=env, python=python) as workers:
+    with Workers(folder, 2, START + WORKERS, env=env, python=python, imports="replicax.tf") as workers:
         done = workers.join(timeout=200)
     assert all(worker.returncode == 0 for worker in done.values()), workers.output()[-6000:]
     return [result(done[i].stdout)[1] for i in done], "".join(done[i].stderr for i in done)

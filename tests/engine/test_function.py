@@ -545,6 +545,7 @@ def test_making_a_variable_on_every_call_is_refused(make, n):
 # Iterators.
 
 
+@pytest.mark.across_processes
 @over()
 def test_next_of_an_iterator_is_pulled_by_each_call(make, n):
     strategy, traces = make(), []
@@ -619,6 +620,7 @@ def test_an_iterator_of_python_is_a_constant_and_warns(recwarn):
     ] == [(True, __file__)]
 
 
+@pytest.mark.across_processes
 @over(at_least=2, copies=True, logical=False)
 def test_an_uneven_last_element(make, n):
     strategy = make()
@@ -663,6 +665,7 @@ def test_a_loop_over_a_dataset_is_driven_from_the_host(make, n):
     assert len(traces) == 1
 
 
+@pytest.mark.across_processes
 @over(at_least=2, copies=True, logical=False)
 def test_a_loop_over_a_dataset_with_an_uneven_end_and_no_data(make, n):
     strategy = make()

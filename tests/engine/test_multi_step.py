@@ -80,6 +80,7 @@ class Training:
                 return results
 
 
+@pytest.mark.across_processes
 @over(plain=True, one_of_each=True)
 def test_several_steps_a_call_equal_single_steps(make, programs):
     strategy = make()

@@ -599,6 +599,7 @@ def test_printing_a_per_replica_value(make, n, way):
 # Values made for each replica.
 
 
+@pytest.mark.across_processes
 @over()
 def test_values_from_a_function_are_stored_as_they_are(make, n):
     """Facts 34, 35."""

@@ -66,6 +66,7 @@ def stepping(strategy, way):
 
 
 @ways
+@pytest.mark.across_processes
 @over()
 def test_an_epoch_has_the_results_of_its_rows(make, way):
     strategy = make()
@@ -85,6 +86,7 @@ def test_an_epoch_has_the_results_of_its_rows(make, way):
         assert step.experimental_get_tracing_count() == 1
 
 
+@pytest.mark.across_processes
 @over(logical=False)
 def test_the_numbers_are_those_without_padding(make):
     strategy, results = make(), []
@@ -122,6 +124,7 @@ def test_a_function_that_takes_elements_is_one_program():
         step()
 
 
+@pytest.mark.across_processes
 @over(at_least=2, logical=False)
 def test_an_optimizer_and_random_numbers(make):
     """Dropout drops the same elements of the rows that there are."""

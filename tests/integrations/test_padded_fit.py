@@ -92,7 +92,7 @@ def programs(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", ["two", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("four", "central"))])
 def test_an_epoch_of_a_convolutional_model_is_one_program(name, programs):
     strategy = STRATEGIES[name]()
     expected = trained(strategy, convolutional, pad=False)
@@ -111,7 +111,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case in ("synchronized", "eager") else pytest.mark.thorough) for case in CASES],
+)
 def test_a_fit_has_the_numbers_without_padding(case):
     make, options = CASES[case]
     # On four replicas each would normalize a single row, whose gradients are nothing but rounding.

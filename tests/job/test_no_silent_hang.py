@@ -141,7 +141,10 @@ def run_dir(tmp_path):
     return _RunDir(tmp_path / "reports")
 
 
-@pytest.mark.parametrize("count, killed", [(3, [1]), (2, [0]), (3, [0]), (4, [1, 2]), (3, [0, 2])])
+MORE_KILLED = [pytest.param(*case, marks=pytest.mark.thorough) for case in [(2, [0]), (3, [0]), (4, [1, 2])]]
+
+
+@pytest.mark.parametrize("count, killed", [(3, [1]), *MORE_KILLED, (3, [0, 2])])
 def test_killed_workers_are_named(tmp_path, run_dir, figures, count, killed):
     """`kill -9`, also of worker 0, which holds JAX's coordination service, and of two at once."""
     with Workers(tmp_path, count, STEPS, env=run_dir.env) as workers:
@@ -164,7 +167,7 @@ def test_killed_workers_are_named(tmp_path, run_dir, figures, count, killed):
         assert "*** Check failure stack trace" not in ended.stderr  # JAX's own way to end
 
 
-@pytest.mark.parametrize("stopped", [1, 0])
+@pytest.mark.parametrize("stopped", [pytest.param(1, marks=pytest.mark.thorough), 0])
 def test_stopped_workers_are_named(tmp_path, run_dir, figures, stopped):
     """SIGSTOP: the process is there and its connections are, but it does not answer."""
     with Workers(tmp_path, 3, STEPS, env=run_dir.env) as workers:
@@ -198,7 +201,7 @@ STUCK = """
 """
 
 
-@pytest.mark.parametrize("late", [1, 0])
+@pytest.mark.parametrize("late", [pytest.param(1, marks=pytest.mark.thorough), 0])
 def test_a_worker_that_does_not_come_is_reported(tmp_path, run_dir, figures, late):
     """At the deadline of a step: who has come and who has not, and the stack of every main thread."""
     with Workers(tmp_path, 3, STUCK.format(late=late), env={**run_dir.env, "REPLICAX_STEP_TIMEOUT": "4"}) as workers:
@@ -219,7 +222,7 @@ def test_a_worker_that_does_not_come_is_reported(tmp_path, run_dir, figures, lat
         assert report["kind"] == "stuck" and report["caused_by"] == (None if index == late else late)
 
 
-@pytest.mark.parametrize("slow", [1, 0])
+@pytest.mark.parametrize("slow", [pytest.param(1, marks=pytest.mark.thorough), 0])
 def test_the_time_of_compiling_does_not_count(tmp_path, slow):
     """One worker compiles for longer than the deadline of a step, and the others wait; then the job goes on."""
     code = f"""
@@ -344,7 +347,7 @@ def ended_after_now(folder, run_dir, figures, code, early):
     return workers, since, done
 
 
-@pytest.mark.parametrize("early", [1, 0])
+@pytest.mark.parametrize("early", [pytest.param(1, marks=pytest.mark.thorough), 0])
 def test_an_early_return_is_reported(tmp_path, run_dir, figures, early):
     """A program that has ended while others wait for it in a call."""
     code = f"""
@@ -447,7 +450,7 @@ def test_a_thread_may_train_when_the_main_program_has_ended(tmp_path):
     assert [(e.returncode, e.stdout) for e in done.values()] == [(0, "2.0\n")] * 2, workers.output()
 
 
-@pytest.mark.parametrize("early", [1, 0])
+@pytest.mark.parametrize("early", [pytest.param(1, marks=pytest.mark.thorough), 0])
 def test_an_early_return_is_reported_in_other_waits(tmp_path, run_dir, figures, early):
     """In what is no call, such as an exchange of messages, after a while."""
     code = f"""
@@ -470,7 +473,7 @@ def test_an_early_return_is_reported_in_other_waits(tmp_path, run_dir, figures, 
             assert 'waits in "the end of the data"' in first
 
 
-@pytest.mark.parametrize("absent", [1, 0])
+@pytest.mark.parametrize("absent", [pytest.param(1, marks=pytest.mark.thorough), 0])
 def test_a_worker_that_never_starts(tmp_path, run_dir, figures, absent):
     env = {**run_dir.env, "REPLICAX_START_TIMEOUT": "3"}
     with Workers(tmp_path, 3, "from processes import join\njoin()\n", env=env, absent=[absent]) as workers:
@@ -538,7 +541,7 @@ def test_a_slow_process_is_not_reported_as_stuck(tmp_path):
     assert not any(own_lines(ended.stderr) for ended in done.values())
 
 
-@pytest.mark.parametrize("early", [1, 0])
+@pytest.mark.parametrize("early", [pytest.param(1, marks=pytest.mark.thorough), 0])
 def test_a_program_may_end_before_the_others(tmp_path, figures, early):
     """No process waits for the end of the others, and those may go on by themselves. Process 0 is no exception."""
     code = f"""
@@ -564,7 +567,7 @@ def test_a_program_may_end_before_the_others(tmp_path, figures, early):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("target", [1, 0])
+@pytest.mark.parametrize("target", [pytest.param(1, marks=pytest.mark.thorough), 0])
 def test_signals_end_a_worker_with_their_status(tmp_path, run_dir, figures, number, target):
     """While its main thread is blocked in a collective; the others are told."""
     code = """
@@ -651,7 +654,7 @@ def test_a_forked_child_is_no_process_of_the_job(tmp_path):
 # First contact.
 
 
-@pytest.mark.parametrize("killed", [1, 0])
+@pytest.mark.parametrize("killed", [pytest.param(1, marks=pytest.mark.thorough), 0])
 def test_a_worker_that_dies_while_jax_starts(tmp_path, figures, killed):
     """Between the first contact and the first collective, where the others are blocked in JAX."""
     code = f"""

@@ -55,6 +55,7 @@ def test_means_of_integers_and_short_floats_are_weighted_by_rows():
     assert float(found["half"]) == 2.0 and found["half"].dtype == jnp.float16
 
 
+@pytest.mark.across_processes
 @over(plain=True, one_of_each=True)
 @ways
 @pytest.mark.parametrize("rows", last([3, 13]))

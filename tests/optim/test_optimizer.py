@@ -88,6 +88,7 @@ def same(got, expected):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), got, expected)
 
 
+@pytest.mark.across_processes
 @dealt(
     "name, mean",
     list(itertools.product(few(list(TRANSFORMATIONS)), last([False, True]))),
@@ -196,6 +197,7 @@ def test_without_a_strategy(way):
     same(params.numpy(), by_hand(adam))
 
 
+@pytest.mark.across_processes
 @over(at_least=2, copies=True, logical=False)
 def test_one_step_is_one_all_reduce(make, n):
     strategy = make()
@@ -282,6 +284,7 @@ def test_an_optimizer_is_created_outside_of_replicas(make):
     assert w.numpy().tolist() == pytest.approx([0.9 - 0.1 * (0.9 + 0.9)] * 2)
 
 
+@pytest.mark.across_processes
 @over(at_least=2, copies=True)
 @ways
 def test_gradients_reduced_by_the_user(make, n, way):
@@ -545,6 +548,7 @@ def test_eager_replicas_with_a_sharded_state(functions_too):
     alike(sharded, trained(make_optax, 3, sharded=False, steps=2), rtol=1e-4)
 
 
+@pytest.mark.across_processes
 @over(at_least=2, copies=True)
 @ways
 def test_a_sharded_state_in_jobs_of_several_workers(make, n, way, monkeypatch):

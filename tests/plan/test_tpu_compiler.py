@@ -1,6 +1,6 @@
 """Steps of the benchmarks' models compiled by XLA for TPUs that are not there: their memory and their collectives.
 
-They need `REPLICAX_PLAN_PYTHON` (see docs/how-to/planning.md); `make test` has it.
+They need `REPLICAX_PLAN_PYTHON` (see docs/how-to/planning.md); `make check` has it.
 """
 
 import importlib.util
@@ -24,7 +24,10 @@ from replicax._plan.chips import parse
 from replicax._plan.lowering import Lowered
 from replicax._plan.report import Inputs, report
 
-pytestmark = pytest.mark.skipif("REPLICAX_PLAN_PYTHON" not in os.environ, reason="needs an environment with jax[tpu]")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif("REPLICAX_PLAN_PYTHON" not in os.environ, reason="needs an environment with jax[tpu]"),
+]
 
 
 def _benchmarks_models():

@@ -90,6 +90,7 @@ def test_update_refuses(n):
     assert float(rx.get_strategy().extended.update(plain, lambda c, x: c.assign(x), args=(4.0,))) == 4.0
 
 
+@pytest.mark.across_processes
 @over(at_least=2, copies=True)
 @ways
 def test_reduce_to(make, n, way):

@@ -53,6 +53,7 @@ found = next(parallel)  # all of a later pass is computed there
 assert HERE not in {int(p) for batch in found for p in batch[4]} and told(found) == told(next(alone))
 """,
         timeout=LIMIT,
+        fresh=True,
     )
 
 
@@ -93,6 +94,7 @@ for function, arrays, some_are_sent in [(shares, vectors, True), (positive, larg
     assert bool(sent) == some_are_sent
 """,
         timeout=LIMIT,
+        fresh=True,
     )
 
 
@@ -149,6 +151,7 @@ assert not started
 assert len(calls) % len(WORDS) == 0 and calls == WORDS * (len(calls) // len(WORDS))
 """,
         timeout=LIMIT,
+        fresh=True,
     )
 
 
@@ -181,4 +184,5 @@ assert set(until_given_up(lambda word: process(word) + integer(tf.keras.random.u
 assert set(until_given_up(lambda word: process(word) + integer(noisy()))) == {HERE}
 """,
         timeout=LIMIT,
+        fresh=True,
     )

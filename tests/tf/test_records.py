@@ -1,23 +1,35 @@
 """Records, text, tables and ragged values of `replicax.tf` against TensorFlow's.
 
-The `.txt` files in tests/tf/tf_records have expressions, and tensorflow.json what TensorFlow 2.21 gives for them:
-
-    python tests/tf/tf_records/run.py tensorflow tests/tf/tf_records/tensorflow.json
+The `.txt` files in tests/tf/tf_records have expressions, and tests/recorded/records.json what TensorFlow 2.21 gives for
+them.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from evaluation import Expressions, difference
 
 FOLDER = Path(__file__).parent / "tf_records"
+
+
+def expressions_of(files: Sequence[Path], record: str) -> Expressions:
+    """Return the expressions of files; a result depends on the statements before it, too."""
+    texts = {}
+    for file in files:
+        prepared = ""
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if line.startswith("let: "):
+                prepared += line + "\n"
+            elif line and not line.startswith("#"):
+                texts[line] = prepared + line
+    return Expressions(record, FOLDER / "run.py", texts, files)
+
+
+RECORDS = expressions_of(sorted(FOLDER.glob("*.txt")), "records")
 # The beginning of a program: `sizes` gets how many records are parsed together each time.
 COUNTED = """
         from replicax.tf import _parse
@@ -30,72 +42,32 @@ COUNTED = """
 """
 
 
-def difference(expected, got, where=""):
-    """What differs, None where nothing does; floats may be a little off."""
-    if isinstance(expected, float) and isinstance(got, float):
-        return None if math.isclose(expected, got, rel_tol=1e-4, abs_tol=1e-6) else f"{where}: {expected}, {got}"
-    if isinstance(expected, list) and isinstance(got, list) and len(expected) == len(got):
-        pairs = enumerate(zip(expected, got))
-        return next((d for i, (a, b) in pairs if (d := difference(a, b, f"{where}[{i}]"))), None)
-    if isinstance(expected, dict) and isinstance(got, dict) and set(expected) == set(got):
-        return next((d for k in expected if (d := difference(expected[k], got[k], f"{where}.{k}"))), None)
-    return None if expected == got and type(expected) is type(got) else f"{where}: TensorFlow {expected}, ours {got}"
-
-
-def without_texts(results):
-    """Results without the texts of errors, which differ."""
-    return {name: {k: v for k, v in result.items() if k != "text"} for name, result in results.items()}
-
-
-def differences(expected, got):
-    pairs = ((name, difference(expected[name], result)) for name, result in got.items())
-    return "\n".join(f"{name}  {found}" for name, found in pairs if found)
-
-
-def run(python, module, path):
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-    environment.pop("KERAS_BACKEND", None)  # TensorFlow has its own
-    command = [str(python), str(FOLDER / "run.py"), module, str(path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=230)
-    assert done.returncode == 0, done.stderr[-5000:]
-    return json.loads(path.read_text(encoding="utf-8"))
+def without_text(result):
+    """A result without the text of an error, which differs."""
+    return {part: value for part, value in result.items() if part != "text"}
 
 
 @pytest.fixture(scope="module")
-def recorded():
-    return json.loads((FOLDER / "tensorflow.json").read_text(encoding="utf-8"))
+def results(request):
+    return RECORDS.results(request)
 
 
-@pytest.fixture(scope="module")
-def ours(once, tmp_path_factory):
-    path = tmp_path_factory.mktemp("records") / "replicax.json"
-    return once("records", lambda: run(sys.executable, "replicax.tf", path))
+@pytest.mark.parametrize("expression", RECORDS.all)
+def test_an_expression_gives_what_tensorflow_gives(expression, results):
+    theirs, ours = (without_text(side[expression]) for side in results)
+    assert difference(theirs, ours, rel=1e-4, abs=1e-6) is None
+    if expression.startswith("parameters("):
+        assert theirs["value"] == ours["value"]
+    text = results.tensorflow[expression].get("text", "")
+    if "data type" in text.lower():  # which says which feature is wrong
+        words = re.compile(r"(?:Key|Feature): \w+|Data types don't match|required but could not be found|size: \d+")
+        assert words.findall(results.replicax[expression]["text"]) == words.findall(text)
 
 
-def test_the_same_as_tensorflow(recorded, ours):
-    assert set(ours) == set(recorded), "Run tests/tf/tf_records/run.py to record the rest."
-    found = differences(without_texts(recorded), without_texts(ours))
-    assert not found, f"\n{found}"
-
-
-def test_messages_say_which_feature(recorded, ours):
-    words = re.compile(r"(?:Key|Feature): \w+|Data types don't match|required but could not be found|size: \d+")
-    told = {n: r["text"] for n, r in recorded.items() if "data type" in r.get("text", "").lower()}
-    assert len(told) > 6
-    for name, text in told.items():
-        assert words.findall(ours[name]["text"]) == words.findall(text), (text, ours[name]["text"])
-
-
-def test_parameters_are_tensorflows(recorded, ours):
-    pairs = {name: found["value"] for name, found in recorded.items() if name.startswith("parameters(")}
-    assert pairs == {name: ours[name]["value"] for name in pairs}
-
-
-def test_the_record_is_what_tensorflow_gives(tensorflow_python, recorded, tmp_path):
-    again = run(tensorflow_python, "tensorflow", tmp_path / "tensorflow.json")
-    assert set(again) == set(recorded), "Run tests/tf/tf_records/run.py to record it anew."
-    found = differences(without_texts(recorded), without_texts(again))
-    assert not found, f"\n{found}"
+def test_the_record_is_what_tensorflow_gives(request, tensorflow_python):
+    recorded, live = RECORDS.sample(request)
+    for expression, found in live.items():
+        assert difference(without_text(recorded[expression]), without_text(found)) is None, expression
 
 
 def test_checkpoints_have_tables_that_change(run_tf):

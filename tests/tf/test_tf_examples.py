@@ -2,33 +2,53 @@
 
 from __future__ import annotations
 
-import os
+import importlib.util
+import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
+import programs
 import pytest
+from recorded import selected
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "tf_examples.py"
 FILES = sorted((ROOT / "docs" / "reference" / "examples").glob("*.txt"))
-# Two parts of about the same time, which can run at the same time.
-PARTS = [[ROOT / "docs" / "reference" / "examples" / "tf.txt"], [file for file in FILES if file.name != "tf.txt"]]
+
+spec = importlib.util.spec_from_file_location("tf_examples", SCRIPT)
+assert spec is not None and spec.loader is not None
+tf_examples = importlib.util.module_from_spec(spec)
+sys.modules["tf_examples"] = tf_examples  # dataclasses look for their module
+spec.loader.exec_module(tf_examples)
+EXAMPLES = tf_examples.load(FILES)
+
+
+@pytest.fixture(scope="module")
+def outputs(request, once, tmp_path_factory):
+    """What the steps of the examples print whose tests run."""
+
+    def run() -> dict[str, list[str]]:
+        folder = tmp_path_factory.mktemp("examples")
+        (folder / "chosen.json").write_text(json.dumps(selected(request, "name")), encoding="utf-8")
+        files = {"--result": folder / "outputs.json", "--chosen": folder / "chosen.json"}
+        arguments = ["--run", "replicax.tf", *(part for pair in files.items() for part in pair), *FILES]
+        env = {"REPLICAX_VIRTUAL_DEVICES": "CPU:2"}
+        programs.run_well(SCRIPT, arguments, folder=folder, timeout=300.0, env=env, imports="replicax.tf")
+        return json.loads((folder / "outputs.json").read_text(encoding="utf-8"))
+
+    return once("examples", run)
+
+
+@pytest.mark.parametrize("name", list(EXAMPLES))
+def test_an_example_prints_what_its_file_says(name: str, outputs: dict[str, list[str]]) -> None:
+    assert not tf_examples.differences(EXAMPLES[name], outputs[name])
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Runs the script, which runs examples in a process of their own; XLA leaves its slow passes out."""
-    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    env = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"}
+    """Run the script, which runs examples in a process of their own."""
     command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
-
-
-@pytest.mark.parametrize("files", PARTS, ids=["tf", "others"])
-def test_examples_print_what_the_files_say(files: Sequence[Path]) -> None:
-    done = run(*files)
-    assert done.returncode == 0, done.stdout + done.stderr
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_every_public_name_has_an_example() -> None:
@@ -51,9 +71,8 @@ def test_an_example_that_prints_something_else_is_found(tmp_path: Path) -> None:
     assert run(file).returncode == 0
 
 
-@pytest.mark.parametrize("files", PARTS, ids=["tf", "others"])
-def test_tensorflow_prints_the_same(files: Sequence[Path], tensorflow_python: str) -> None:
-    done = run("--tensorflow", tensorflow_python, *files)
+def test_tensorflow_prints_the_same(tensorflow_python: str) -> None:
+    done = run("--tensorflow", tensorflow_python)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from processes import Workers
 
 DEVICES, LIMIT_MB = 8, 96
@@ -67,6 +68,7 @@ def run(tmp_path, workers, sharded, steps=2):
         return job.join(timeout=300)
 
 
+@pytest.mark.thorough
 def test_a_model_of_four_times_the_memory_limit_trains_in_parts(tmp_path):
     done = run(tmp_path, DEVICES, sharded=True)
     for worker in done.values():
@@ -78,6 +80,7 @@ def test_a_model_of_four_times_the_memory_limit_trains_in_parts(tmp_path):
         assert part == 16 * 512**2 * 4 // DEVICES
 
 
+@pytest.mark.thorough
 def test_the_same_model_does_not_train_whole(tmp_path):
     """Under the same limit."""
     (worker,) = run(tmp_path, 1, sharded=False).values()

@@ -97,6 +97,7 @@ def test_a_variable_of_a_numpy_array_is_made_without_a_program(caplog):
     assert all(v.numpy().all() for v in variables)
 
 
+@pytest.mark.across_processes
 @over(copies=True)
 def test_the_initial_value_is_computed_once(make, n):
     """Fact 60."""
@@ -283,6 +284,7 @@ def test_without_aggregation_each_replica_assigns_its_own_component(n, way):
     assert parts(strategy, v) == [-(10.0 + 2 * r) for r in range(n)]
 
 
+@pytest.mark.across_processes
 @over(copies=True)
 @ways
 @pytest.mark.parametrize("aggregation", [A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA], ids=lambda a: a.name)
@@ -782,6 +784,7 @@ def test_a_mean_assigned_by_hand_keeps_the_components_equal(make, n, way):
     assert parts(strategy, v) == [10.0 - (n - 1) / 4] * n
 
 
+@pytest.mark.across_processes
 @over(copies=True)
 @ways
 def test_replicas_that_assign_different_values_are_refused_unless_that_is_asked_for(make, n, way):

@@ -26,6 +26,7 @@ def combined(aggregation, values):
     return {A.SUM: sum(values), A.MEAN: sum(values) / len(values), A.ONLY_FIRST_REPLICA: values[0]}[aggregation]
 
 
+@pytest.mark.across_processes
 @over(copies=True)
 @ways
 @aggregations
@@ -201,6 +202,7 @@ def test_one_replica(way):
         assert type(v).__name__ == "SyncOnReadVariable" and float(v) == 2.0
 
 
+@pytest.mark.across_processes
 @over(at_least=2, copies=True)
 @ways
 def test_metrics_over_several_steps(make, n, way):

@@ -1,4 +1,4 @@
-"""Evaluates the expressions of cases.txt here as tests/tf/tf_ops/run.py does: `python run.py MODULE RESULT`."""
+"""Evaluate expressions of images in cases.txt, as tests/tf/tf_ops/run.py does."""
 
 import base64
 import json
@@ -50,7 +50,6 @@ def again(image, **options):
 
 ops.NAMES |= {"decoded": decoded, "again": again, "FILES": ops.FILES}
 ops.REPLICAS = False
-ops.NAMESPACES = "image io"
 ops.CASES = FOLDER / "cases.txt"
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Evaluates the expressions of cases.txt: `python run.py MODULE RESULT [WAY]`, with `tensorflow` or `replicax.tf`.
+"""Evaluate expressions of cases.txt: `python run.py MODULE EXPRESSIONS RESULTS`.
 
-The result is a JSON object: for each expression what it gives, and its gradients with respect to the inputs. For
-`replicax.tf` one half is evaluated in one compiled function, the other half in the replicas of a strategy; what
-depends on values that compiled code does not know, and what raises, eagerly. Of each half, one half is evaluated in a
-function of a dataset that runs in Python too. An operation has several expressions, next to each other. WAY is one of
-"eager", "function", "replicas" and "python"; without it there are all.
+MODULE is `tensorflow` or `replicax.tf`, EXPRESSIONS a JSON file with the list of the expressions. RESULTS becomes a
+JSON object: for each expression and each way in which it is evaluated, its value and its gradients with respect to the
+inputs. TensorFlow evaluates all expressions eagerly. `replicax.tf` evaluates one half in one compiled function and the
+other half in the replicas of a strategy; expressions that raise, or that depend on values that compiled code does not
+know, eagerly. It evaluates one half of all expressions also in a function of a dataset that runs in Python. An
+operation has several expressions, next to each other.
 """
 
 import importlib
-import inspect
 import json
 import pathlib
 import sys
@@ -32,9 +32,6 @@ INPUTS = {
     "b": tf.constant([[True, False, True], [False, False, True]]),
     "c": tf.constant([[1 + 2j, -1j], [0.5 + 0j, 2 - 1j]], tf.complex64),
 }
-NAMESPACES = """tf math nn nn.experimental linalg random random.experimental bitwise strings io io.gfile debugging nest
-errors dtypes quantization sets signal summary summary.experimental config config.experimental config.optimizer
-config.threading test profiler.experimental saved_model saved_model.experimental"""
 CASES = pathlib.Path(__file__).parent / "cases.txt"
 REPLICAS = True  # whether replicas have one half; without them a function has all, and so has Python
 NAMES = {"tf": tf, "np": np}  # of expressions, beside the inputs
@@ -162,29 +159,11 @@ def in_python(cases):
     return results
 
 
-def signatures():
-    """Names of parameters of all functions, by the names of the namespaces that replicax.tf has."""
-    for namespace in NAMESPACES.split():
-        module = tf
-        for part in namespace.split(".") if namespace != "tf" else []:
-            module = getattr(module, part)
-        for name in dir(module):
-            value = getattr(module, name)
-            if name.startswith("_") or inspect.ismodule(value):
-                continue
-            try:
-                parameters = list(inspect.signature(value).parameters)
-            except (TypeError, ValueError):
-                parameters = None
-            function = callable(value) and not inspect.isclass(value)
-            yield name if namespace == "tf" else f"{namespace}.{name}", parameters if function else None
-
-
 def main():
+    chosen = set(json.loads(pathlib.Path(sys.argv[2]).read_text(encoding="utf-8")))
     table = list(cases())
     if sys.argv[1] == "tensorflow":
-        values = {expression: outcome(lambda: eager(how, expression)) for how, expression in table}  # noqa: B023
-        result = {"values": values, "signatures": dict(signatures())}
+        results = {"eager": {case[1]: outcome(lambda: eager(*case)) for case in table if case[1] in chosen}}  # noqa: B023
     else:
         at_once = [case for case in table if case[0] in ("eager", "raises")]
         rest = [case for case in table if case not in at_once]
@@ -197,25 +176,22 @@ def main():
             returned = tf.function(lambda inputs: strategy.run(f, args=(inputs,)))(inputs)
             return tf.nest.map_structure(lambda leaf: strategy.experimental_local_results(leaf)[-1], returned)
 
-        in_function = alone + alike[::2] if REPLICAS else rest
+        def those_of(cases):
+            return [case for case in cases if case[1] in chosen]
 
-        def eagerly():
-            return {expression: outcome(lambda: eager(how, expression)) for how, expression in at_once}  # noqa: B023
-
-        ways = {
-            "eager": eagerly,
-            "function": lambda: compiled(in_function, lambda f, inputs: tf.function(f)(inputs)),
-            "replicas": lambda: compiled(alike[1::2], in_replicas) if REPLICAS else {},
-            "python": lambda: in_python([case for i, case in enumerate(table) if i % 4 in (0, 3) or not REPLICAS]),
+        in_function = those_of(alone + alike[::2] if REPLICAS else rest)
+        in_dataset = those_of(case for i, case in enumerate(table) if i % 4 in (0, 3) or not REPLICAS)
+        results = {
+            "eager": {case[1]: outcome(lambda: eager(*case)) for case in those_of(at_once)},  # noqa: B023
+            "function": compiled(in_function, lambda f, inputs: tf.function(f)(inputs)),
+            "replicas": compiled(those_of(alike[1::2]), in_replicas) if REPLICAS else {},
+            "python": in_python(in_dataset),
         }
-        result = {way: compute() for way, compute in ways.items() if way in (sys.argv[3:] or ways)}
-    lines = [
-        f"{json.dumps(part)}: {{\n"
-        + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in entries.items())
-        + "\n}"
-        for part, entries in result.items()
-    ]
-    pathlib.Path(sys.argv[2]).write_text("{" + ",\n".join(lines) + "}\n", encoding="utf-8")
+    found = {}
+    for way, values in results.items():
+        for expression, result in values.items():
+            found.setdefault(expression, {})[way] = result
+    pathlib.Path(sys.argv[3]).write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Evaluates expressions: `python run.py MODULE RESULT [FILE ...]`, MODULE `tensorflow` or ours.
+"""Evaluate expressions: `python run.py MODULE EXPRESSIONS RESULTS FILE ...`.
 
-They are in the `.txt` files here, unless other files are named.
-
-The result is a JSON object: for each expression its value, or the class and the text of its error.
+MODULE is `tensorflow` or `replicax.tf`, EXPRESSIONS a JSON file with the list of the expressions. Each FILE has
+expressions, and statements that prepare them (`let: `), which run if one of the expressions of the file does. RESULTS
+becomes a JSON object: for each expression its value, or the class and the text of its error.
 """
 
 import importlib
@@ -130,15 +130,17 @@ def cases(path):
 
 
 def main():
-    result = {}
-    for path in map(pathlib.Path, sys.argv[3:] or sorted(pathlib.Path(__file__).parent.glob("*.txt"))):
-        for line in cases(path):
+    chosen = set(json.loads(pathlib.Path(sys.argv[2]).read_text(encoding="utf-8")))
+    results = {}
+    for path in map(pathlib.Path, sys.argv[4:]):
+        lines = cases(path)
+        for line in lines if chosen & set(lines) else ():
             if line.startswith("let: "):
                 exec(line.removeprefix("let: "), globals())
-            else:
-                result[line] = outcome(line)
-    text = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in result.items())
-    pathlib.Path(sys.argv[2]).write_text("{\n" + text + "\n}\n", encoding="utf-8")
+            elif line in chosen:
+                results[line] = outcome(line)
+    pathlib.Path(sys.argv[3]).write_text(json.dumps(results), encoding="utf-8")
 
 
-main()
+if __name__ == "__main__":
+    main()
