@@ -59,7 +59,7 @@ version_of = $(if $(1),$(shell $(1) -c 'import sys; print("%d.%d" % sys.version_
 VERSION := $(call version_of,$(PYTHON))
 VERSION_NEWEST := $(call version_of,$(PYTHON_NEWEST))
 
-.PHONY: help demo demo-workers test announce-test check check-rest test-quick environments test-python test-thorough test-tpu-compiler test-newest record tensorflow plan interpreters lint format docs docs-browser docs-links bench dist faults clean
+.PHONY: help demo demo-workers test check check-rest test-quick environments test-python test-thorough test-tpu-compiler test-newest record tensorflow plan interpreters lint format docs docs-browser docs-links bench dist faults clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -74,17 +74,14 @@ demo-workers: $(DEMO)/.installed  ## the same in two worker processes
 SAY_TIME = seconds=$$(($$(date +%s) - $(STARTED))); \
     printf '$(1) passed, in %d:%02d minutes.\n' $$((seconds / 60)) $$((seconds % 60))
 
-test: interpreters announce-test lint test-python  ## check style and types, and run the tests on python3; about 12 minutes on 2 cores
+test: interpreters lint test-python  ## check style and types, and run the tests on python3
 	@$(call SAY_TIME,Style$(comma) types and tests)
 
 # `make test` comes first, so that the most likely faults are found first.
-check: test check-rest  ## run every check: make test, then all cases, both ends of the versions, TensorFlow, TPUs, the site; about 35 minutes
+check: test check-rest  ## run every check: make test, then all cases, both ends of the versions, TensorFlow, TPUs, the site
 	@$(call SAY_TIME,All checks)
 
 check-rest: environments docs test-thorough test-newest  ## run what make check has beside make test
-
-announce-test:
-	@echo "Style, types and tests: about 12 minutes on 2 cores, with the installation."
 
 interpreters:
 ifeq ($(VERSION),)
