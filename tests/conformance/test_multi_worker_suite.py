@@ -95,7 +95,7 @@ def run_suite(tmp_path, devices, tests, at_least, options, sharded=""):
         "REPLICAX_SUITE_WORKERS": "2",
         "REPLICAX_SUITE_SHARDED": sharded,
         "REPLICAX_SUITE_DEVICES": f"GPU:{devices}",
-        "REPLICAX_VIRTUAL_DEVICES": f"GPU:{devices}",  # replicax is imported before tests/conftest.py
+        "REPLICAX_VIRTUAL_DEVICES": f"GPU:{devices}",  # replicax is imported before conftest.py
         "REPLICAX_STEP_TIMEOUT": "120",  # a busy machine is no fault
         "REPLICAX_HEARTBEAT_TIMEOUT": "60",
         "REPLICAX_PREFLIGHT": "quiet",

@@ -37,7 +37,7 @@ os.environ["REPLICAX_LOG_COMPILES"] = "off"  # what is printed would depend on h
 os.environ["KERAS_BACKEND"] = "jax"  # as replicax sets it, also where Keras is imported first
 if "jax" in sys.modules and "REPLICAX_SUITE_WORKERS" not in os.environ:
     raise RuntimeError(
-        "JAX was imported before tests/conftest.py: run pytest on the folder `tests`, or without a path."
+        "JAX was imported before conftest.py, which sets up its devices: start pytest in the folder of the repository."
     )
 
 
