@@ -115,9 +115,10 @@ test-thorough: $(TEST)/.installed tensorflow plan  ## run the cases that make te
 	$(WITH_TENSORFLOW) $(WITH_PLAN) $(QUICK_COMPILING) $(TEST)/bin/python $(PYTEST) \
 	    --thorough -m "thorough or tensorflow" $(PYTEST_ARGS)
 
+RECORDED := tests/autograph tests/conformance tests/tf
 # Name tests with PYTEST_ARGS; REPLICAX_RECORD=all also runs programs that have a valid record (see tests/recorded.py).
 record: $(TEST)/.installed tensorflow  ## store TensorFlow's results of new and changed programs of the tests
-	$(WITH_TENSORFLOW) REPLICAX_RECORD=$${REPLICAX_RECORD:-1} $(TEST)/bin/python -m pytest --quiet $(PYTEST_ARGS)
+	$(WITH_TENSORFLOW) REPLICAX_RECORD=$${REPLICAX_RECORD:-1} $(TEST)/bin/python -m pytest --quiet $(or $(PYTEST_ARGS),$(RECORDED))
 
 faults: $(TEST)/.installed  ## plant faults in the source, one at a time, and list those that the tests miss; about an hour
 	$(QUICK_COMPILING) $(TEST)/bin/python scripts/faults.py $(FAULTS_ARGS)

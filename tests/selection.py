@@ -37,6 +37,5 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the thorough cases, unless they are asked for."""
     if config.getoption("thorough"):
         return
-    thorough = [item for item in items if item.get_closest_marker("thorough")]
-    config.hook.pytest_deselected(items=thorough)
+    config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
     items[:] = [item for item in items if not item.get_closest_marker("thorough")]

@@ -13,8 +13,6 @@ import programs
 import pytest
 from recorded import from_tensorflow, sample, selected
 
-Run = Callable[[str, Sequence[str]], dict[str, Any]]
-
 
 class Results(NamedTuple):
     """Results of the same expressions, by the expressions."""
