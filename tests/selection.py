@@ -1,16 +1,24 @@
 """Which cases run: `pytest` leaves out the cases that are marked `thorough`, `pytest --thorough` has them too.
 
-A case is left out if it costs much and others show nearly the same. Tests over strategies run with each layout of
-values, `sharded`, `pairs` and `tpu_logical` (see strategies.py). Where a test has several cases, each case keeps one of
-the layouts, in turn, and the other layouts are `thorough`.
+A case is left out if it costs much and others show nearly the same. A test that is asked for by name, with `-k` or as
+`file.py::test`, has all its cases.
+
+Strategies and the two ways to run (see strategies.py) are dealt: a test runs each case of its own, each strategy and
+each way at least once, and the other combinations are `thorough`. Of a test that is marked `sampled(n)`, every n-th
+case of its own runs.
 """
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 
 import pytest
+
+# Where a test has strategies, these parameters are theirs, and not cases of its own.
+_OF_STRATEGIES = {"make", "n"}
 
 
 def add_option(parser: pytest.Parser) -> None:
@@ -18,24 +26,49 @@ def add_option(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="also run the cases that are marked `thorough`")
 
 
-def deal_layouts(items: Sequence[pytest.Item]) -> None:
-    """Mark all layouts of a case as thorough, except one."""
-    tests: dict[str, dict[str, list[pytest.Item]]] = {}
+def deal(items: Sequence[pytest.Item]) -> None:
+    """Mark the combinations of cases, strategies and ways that need not run as thorough."""
+    tests: dict[str, list[pytest.Function]] = {}
     for item in items:
-        if layout := item.get_closest_marker("layout"):
-            test, _, parameters = item.nodeid.partition("[")
-            case = "-".join(part for part in parameters.rstrip("]").split("-") if part != layout.args[0])
-            tests.setdefault(test, {}).setdefault(case, []).append(item)
-    for test, cases in tests.items():
-        for turn, layouts in enumerate(cases.values(), zlib.crc32(test.encode())):
-            for i, item in enumerate(layouts):
-                if i != turn % len(layouts):
-                    item.add_marker("thorough")
+        parametrized = isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        if parametrized and not item.get_closest_marker("thorough"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for test, combinations in tests.items():
+        _deal(zlib.crc32(test.encode()), combinations)
+
+
+def _deal(turn: int, combinations: Sequence[pytest.Function]) -> None:
+    placed = {_place(item): item for item in combinations}
+    cases, strategies, ways = (list(dict.fromkeys(column)) for column in zip(*placed))
+    if sampled := combinations[0].get_closest_marker("sampled"):
+        every = min(sampled.args[0], len(cases))
+        chosen = cases[turn % every :: every]
+        for (case, _, _), item in placed.items():
+            if case not in chosen:
+                item.add_marker("thorough")
+        cases = chosen
+    fewer = min(len(cases), len(strategies))
+    kept = Counter[str | None]()
+    for (c, case), (s, strategy) in itertools.product(enumerate(cases), enumerate(strategies)):
+        there = [way for way in ways if (case, strategy, way) in placed]
+        if there and (c + s + turn) % fewer == 0:
+            there.pop((s + kept[strategy] + turn) % len(there))
+            kept[strategy] += 1
+        for way in there:
+            placed[case, strategy, way].add_marker("thorough")
+
+
+def _place(item: pytest.Function) -> tuple[Hashable, str | None, object]:
+    """Return a combination's own case, its strategy and its way; a strategy is None where the test has no table."""
+    strategy = item.get_closest_marker("strategy")
+    apart = {"way"} | (_OF_STRATEGIES if strategy else set())
+    case = tuple((name, index) for name, index in sorted(item.callspec.indices.items()) if name not in apart)
+    return case, strategy.args[0] if strategy else None, item.callspec.params.get("way")
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the thorough cases, unless they are asked for."""
-    if config.getoption("thorough"):
+    if config.getoption("thorough") or config.option.keyword or any("::" in name for name in config.args):
         return
     config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
     items[:] = [item for item in items if not item.get_closest_marker("thorough")]

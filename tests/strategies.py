@@ -108,7 +108,6 @@ class Kind(NamedTuple):
     copies: bool = True  # each replica has a copy of a variable
     logical: bool = False  # a replica has several devices, and all have values of the same shapes
     size: bool = False  # as another one, but for the number of replicas
-    layout: bool = False  # values are laid out in another way, which a test's cases take in turns (see selection.py)
 
 
 # The one table: a strategy that is new takes one line here.
@@ -117,10 +116,10 @@ STRATEGIES: dict[str, Kind] = {
     "1": Kind(1, functools.partial(mirrored, 1), size=True),
     "2": Kind(2, functools.partial(mirrored, 2)),
     "4": Kind(4, functools.partial(mirrored, 4)),
-    "sharded": Kind(2, functools.partial(sharded, 2), layout=True),
+    "sharded": Kind(2, functools.partial(sharded, 2)),
     "central": Kind(2, central, copies=False),
-    "pairs": Kind(2, functools.partial(grouped, 2, model=2), logical=True, layout=True),
-    "tpu_logical": Kind(2, functools.partial(tpu, 2, 4, shard_variables=_all_that_can_be), logical=True, layout=True),
+    "pairs": Kind(2, functools.partial(grouped, 2, model=2), logical=True),
+    "tpu_logical": Kind(2, functools.partial(tpu, 2, 4, shard_variables=_all_that_can_be), logical=True),
 }
 
 # Two replicas, of which the newest JAX has all (see Makefile), are tried on the oldest where a test counts replicas.
@@ -169,7 +168,7 @@ def over(
             pytest.param(
                 *((kind.make, kind.replicas) if counts else (kind.make,)),
                 id=name,
-                marks=[pytest.mark.layout(name)] if kind.layout else [],
+                marks=pytest.mark.strategy(name),
             )
             for name, kind in chosen.items()
         ]
@@ -252,8 +251,10 @@ def last(cases: list[Any]) -> list[Any]:
     return cases if WORKERS == 1 else cases[-1:]
 
 
-counts = pytest.mark.parametrize("n", [1, 2, 4])
-several = pytest.mark.parametrize("n", [2, 4])
+counts, several = (
+    pytest.mark.parametrize("n", [pytest.param(n, marks=pytest.mark.strategy(str(n))) for n in numbers])
+    for numbers in ([1, 2, 4], [2, 4])
+)
 ways = pytest.mark.parametrize("way", [eager, compiled], ids=["eager", "compiled"])
 
 

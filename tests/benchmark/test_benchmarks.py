@@ -213,6 +213,7 @@ def test_each_bar_is_judged_by_its_worst_case(report):
     assert more.row() == ["x", "at least 5", "5.00", "4.00 (b)", "no"]
 
 
+@pytest.mark.thorough
 def test_closures_of_a_cluster_are_measured(tmp_path):
     """Over processes, in one short round."""
     command = [sys.executable, BENCHMARKS / "parameter_servers.py", "--quick", "--rounds", "1", "--servers", "2"]
@@ -266,6 +267,7 @@ def test_a_step_of_the_users_is_measured_on_as_many_devices_as_asked_for(tmp_pat
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_a_model_is_measured_on_one_replica_and_on_two(tmp_path):
     figures, shown = scaling(tmp_path, "--model", "mlp")
     assert [one.replicas for one in figures] == [1, 2] and "a step, of the first" in shown

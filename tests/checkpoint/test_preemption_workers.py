@@ -64,6 +64,7 @@ def last_lines(done):
     return [ended.stdout.splitlines()[-1] for ended in done.values()]
 
 
+@pytest.mark.thorough
 def test_at_random_moments_all_stop_at_one_step_and_nothing_is_lost(tmp_path):
     """SIGTERM to one worker or two; the last weights are those of a job that nobody has disturbed."""
     choice, expected = random.Random(5), [0, ["0x0.0p+0"] * 3]
@@ -145,6 +146,7 @@ FREE = """
 """
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("frozen", [2, 0])
 @pytest.mark.parametrize("then", [None, signal.SIGKILL])
 def test_a_worker_that_is_frozen_or_killed_during_the_agreement_is_named(folder, frozen, then):
@@ -204,6 +206,7 @@ def test_an_interrupt_while_saving_ends_all(folder):
     assert "worker 1 failed: KeyboardInterrupt" in done[0].stderr, workers.output()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_signal_before_the_first_and_after_the_last_step(folder, when):
     program = """
@@ -229,6 +232,7 @@ def test_a_signal_before_the_first_and_after_the_last_step(folder, when):
         assert statuses(done) == [0] * 2 and last_lines(done)[0] == "ends at 3", workers.output()
 
 
+@pytest.mark.thorough
 def test_a_function_on_one_worker_ends_a_loop_of_ones_own_whose_variables_nobody_shares(folder):
     """Though each worker could save alone, they save one checkpoint together; then both go on as one."""
     program = """
@@ -258,6 +262,7 @@ def test_a_function_on_one_worker_ends_a_loop_of_ones_own_whose_variables_nobody
     assert last_lines(done) == [f"begins at {calls} {steps}"] * 2, workers.output()
 
 
+@pytest.mark.thorough
 def test_a_grace_period_is_used_on_all_workers(folder):
     """The second signal to the worker that was told first ends it."""
     program = """

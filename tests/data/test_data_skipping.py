@@ -69,6 +69,7 @@ def check_restored_everywhere(make):
         assert [plain(element) for element in restored] == seen[position:], position
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("kind", READERS)
@@ -100,6 +101,7 @@ COUNTED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("threads", [None, 2])
 @pytest.mark.parametrize("name", COUNTED)
 def test_functions_are_not_called_for_what_is_skipped(name, threads):
@@ -217,6 +219,7 @@ BATCHES_OF_ROWS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("drop_remainder", [False, True])
 @pytest.mark.parametrize("name", BATCHES_OF_ROWS)
 def test_batches_of_rows_go_on_at_each_place(name, drop_remainder):

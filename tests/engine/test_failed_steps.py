@@ -112,6 +112,7 @@ class Everything:
         return jax.tree.leaves(values)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "n, kind, steps",
     [

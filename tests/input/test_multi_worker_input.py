@@ -98,6 +98,7 @@ told("spec", [type(spec).__name__, [list(s.shape) for s in spec._value_specs]])
 """
 
 
+@pytest.mark.sampled(2)
 def test_sharding_by_data(job):
     """Facts 135, 165: the shares of one process's replicas, dealt out; who is left over gets empty ones."""
     devices, told = job.devices, job.told["data"]

@@ -173,6 +173,7 @@ def test_dropout_draws_other_numbers_on_each_replica_and_the_same_with_the_same_
 # compile and fit.
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n, run_eagerly", [(1, False), (2, False), (4, False), (1, True), (2, True)])
 def test_fit_gives_what_sgd_by_hand_gives(n, run_eagerly):
     """Also in the last batch, whose parts differ in size: 24 rows in batches of 9."""
@@ -211,6 +212,7 @@ def test_shard_optimizer_state_warns_that_it_has_no_effect():
     np.testing.assert_allclose(model.get_weights()[0], kernel, atol=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
 def test_data_without_a_batch_are_refused(method):
     with mirrored(2).scope():
@@ -248,6 +250,7 @@ def test_evaluate_predict_and_the_methods_for_one_batch():
     np.testing.assert_allclose(model.train_on_batch(X[:4], Y[:4])[0], np.mean(error[:4] ** 2), rtol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["dataset", "distributed", "generator", "steps_per_execution", "validation"])
 def test_fit_takes_each_kind_of_input(kind):
     strategy = mirrored(2)
@@ -318,6 +321,7 @@ def test_accumulated_gradients_are_those_of_the_batches_together(make, n):
     np.testing.assert_allclose(model.layers[0].kernel.numpy(), by_hand(1, 0.1, 16)[0], rtol=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adafactor", "Ftrl", "Lamb", "Lion", "Muon", "RMSprop"])
 def test_optimizers_make_their_slots(name):
     optimizer = getattr(keras.optimizers, name)(0.1)

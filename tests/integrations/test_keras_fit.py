@@ -140,6 +140,7 @@ def trained(case, strategy, **compile_options):
     return {**{str(i): w for i, w in enumerate(model.get_weights())}, **fitted.history}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_fit_on_replicas_is_fit_on_one_device(case):
     expected = trained(case, mirrored(1) if case == "own_step" else None)
@@ -204,6 +205,7 @@ def test_a_loss_for_each_row_is_summed_and_its_log_is_the_mean():
 # Three rows in batches of two: the last one leaves the second replica, or all but the first one, without rows.
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "eager"])
 @pytest.mark.parametrize("name", ROWS)
 def test_a_replica_without_rows_has_its_part_in_the_regularization(name, eagerly):
@@ -217,6 +219,7 @@ def test_a_replica_without_rows_has_its_part_in_the_regularization(name, eagerly
     np.testing.assert_allclose(fitted.history["loss"], [(2 + 7 / 8) / 3], rtol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "eager"])
 @pytest.mark.parametrize("name", ["mirrored", "central"])
 def test_a_last_batch_that_leaves_a_replica_without_rows_trains_and_counts_its_rows_alone(name, eagerly):
@@ -315,6 +318,7 @@ def test_each_epoch_validates_on_all_of_a_finite_distributed_dataset(make):
 # Plain variables, and where gradients are applied.
 
 
+@pytest.mark.sampled(2)
 @ways
 @pytest.mark.parametrize("name", ["SGD", "Momentum", "AdamW", "RMSprop"])
 def test_keras_optimizers_take_plain_variables_that_live_once(name, way):

@@ -252,6 +252,7 @@ def test_in_one_process(run):
     run(in_turn({**programs, "own datasets": OWN_DATASETS}, HEAD + KERAS))
 
 
+@pytest.mark.thorough
 def test_over_processes(run):
     programs = {"own datasets": OWN_DATASETS, "raises": RAISES, "lost": LOST}
     run(in_turn(programs, HEAD + KERAS, workers=2, servers=2))

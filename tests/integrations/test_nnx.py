@@ -106,6 +106,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make, way, gradients_of", CASES)
 def test_training_gives_what_nnx_alone_gives_on_whole_batches(make, way, gradients_of, alone):
     strategy = make()
@@ -289,6 +290,7 @@ def test_gradients_that_were_not_summed_are_an_error():
     assert int(optimizer.step[...]) == 1
 
 
+@pytest.mark.sampled(2)
 @ways
 @pytest.mark.parametrize("what", ["nnx.grad", "statistics", "optimizer", "attribute"])
 def test_a_step_must_not_write_nnx_variables_from_outside_of_every_scope(what, way):

@@ -94,6 +94,7 @@ def nnx_trained(size: int) -> tuple[list[list[float]], Stack, nnx.Optimizer]:
     return [[float(part) for part in step(x).values] for _ in range(2)], model, optimizer
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [2, 4])
 def test_an_nnx_model_trains_as_on_one_device_a_replica(size):
     losses, model, optimizer = nnx_trained(size)

@@ -135,6 +135,7 @@ def test_moments_of_keras_are_over_all_replicas_if_asked():
         assert [float(mean.values[0][0]), float(variance.values[0][0])] == expected
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "eager"])
 @pytest.mark.parametrize("rows", [8, 5])
 def test_fit_has_the_statistics_of_the_global_batches(rows, eagerly):

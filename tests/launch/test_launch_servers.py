@@ -160,6 +160,7 @@ def test_the_end_of_the_chief_is_that_of_the_job(tmp_path):
     assert launch.err == ""
 
 
+@pytest.mark.thorough
 def test_a_task_that_ignores_the_request_to_end_is_killed(tmp_path):
     program = """
     if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "ps":
@@ -188,6 +189,7 @@ def test_a_failure_of_the_chief_is_told_and_the_others_are_ended(tmp_path):
     assert lines[-2:] == ["    ValueError: boom", "  ps 0 and worker 0: ended by the launcher (killed by SIGTERM)"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name, answer", [("worker 0", 5), ("ps 1", 5), ("evaluator 0", 5), ("worker 1", -9)])
 def test_a_task_that_fails_is_restarted_at_its_address_while_the_others_go_on(name, answer, tmp_path):
     program = f"""
@@ -216,6 +218,7 @@ def test_a_task_that_ends_before_the_chief_is_told_and_not_restarted(tmp_path):
     assert len(told(launch)) == 1
 
 
+@pytest.mark.thorough
 def test_the_job_goes_on_without_a_worker_that_fails_again_and_again(tmp_path):
     program = """
     for k in range(2):
@@ -247,6 +250,7 @@ def test_the_job_ends_without_any_worker(tmp_path):
     assert "  chief 0 and ps 0: ended by the launcher (killed by SIGTERM)\n" in launch.err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("names", [["worker 0", "worker 1"], ["ps 0"]])
 def test_a_chief_does_not_wait_for_tasks_that_ended_before_it(names, tmp_path):
     program = f"""
@@ -297,6 +301,7 @@ def test_all_tasks_are_restarted_when_the_chief_fails(tmp_path):
     assert len({cluster for _, cluster in starts}) == 3  # new ports each time
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_to_the_launcher_ends_all_tasks(name, tmp_path):
     with Launch(tmp_path, "--workers 2 --ps 1 --max-restarts 1", "print('ready')\nfor_ever()") as launch:
@@ -309,6 +314,7 @@ def test_a_signal_to_the_launcher_ends_all_tasks(name, tmp_path):
     assert "restart" not in launch.err
 
 
+@pytest.mark.thorough
 def test_a_second_interrupt_kills_all_tasks_at_once(tmp_path):
     program = "signal.signal(signal.SIGINT, lambda *_: print('not yet'))\nprint('ready')\nfor_ever()"
     with Launch(tmp_path, "--workers 1 --ps 1", program) as launch:
@@ -390,6 +396,7 @@ def test_a_failure_of_the_chief_is_told_on_all_machines(tmp_path):
         ]  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options, env, message",
     [
@@ -413,6 +420,7 @@ def coordinator_of(launch):
     return re.findall(r"127\.0\.0\.1:\d+", " ".join(map(str, launch._process.args)))[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name, status", [("SIGTERM", 143), ("SIGKILL", -9)])
 def test_a_machine_with_workers_alone_may_leave_and_come_back(name, status, tmp_path):
     program = of_chief("""
@@ -463,6 +471,7 @@ def test_the_job_is_restarted_without_a_machine_that_left(tmp_path):
     assert "worker 1 on 127.0.0.1 left before this attempt. The job goes on." in told(zero)
 
 
+@pytest.mark.thorough
 def test_a_launcher_that_was_silent_goes_on(tmp_path):
     program = of_chief("""
     chief.hear("worker 0.0", "worker 1.0", "ps 0.0")
@@ -498,6 +507,7 @@ def test_a_launcher_waits_while_the_one_before_it_may_still_be_there(tmp_path):
     assert told(zero)[-1] == "worker 1 on 127.0.0.1 came back."
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name, status", [("SIGTERM", 143), ("SIGKILL", 1)])
 def test_the_job_ends_with_a_machine_that_has_a_server(name, status, tmp_path):
     program = of_chief("""

@@ -21,6 +21,7 @@ def errors(w, x, y):
     return (x @ w - y) ** 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("op", ["SUM", "MEAN"])
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["one by one", "looped"])
 def test_results_are_those_of_the_whole_batch_for_any_number_of_rows(jit, op):

@@ -526,6 +526,7 @@ SHARDED = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SHARDED)
 def test_a_sharded_state_gives_the_same(name):
     make_optax, more = SHARDED[name]

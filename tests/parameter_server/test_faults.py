@@ -254,6 +254,7 @@ STOPPED_TASKS = {
 }
 
 
+@pytest.mark.thorough
 def test_tasks_that_are_stopped(run):
     run(in_turn(STOPPED_TASKS, workers=2, servers=2, hooks={"worker": UPDATES}), STOPPED)
 
@@ -472,6 +473,7 @@ def test_ctrl_c_while_waiting_leaves_the_coordinator_usable(run):
     """)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("processes", [False, True])
 def test_a_program_may_end_while_functions_run(run, processes):
     run(f"""

@@ -154,6 +154,7 @@ def test_the_command_plans_a_program_for_several_topologies(command, tmp_path):
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.thorough
 def test_the_command_says_which_steps_there_are(command):
     done = command("--topology", "2", "--step", "nosuch")
     assert done.returncode == 1 and "--step NAME from: total, train_step." in done.stderr, done.stderr
@@ -181,6 +182,7 @@ def test_a_program_that_needs_values_before_its_step_is_told_that_there_are_none
     assert "variables have only shapes" in done.stderr, done.stderr
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_program_that_exits_before_its_step_is_not_taken_for_planned(command, tmp_path, status):
     file = tmp_path / "exits.py"

@@ -133,6 +133,7 @@ def test_the_part_of_a_lone_replica_is_that_of_each():
     assert float(training.step(*next(iter(training.batches)))) > 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", [{}, {"shard_variables": True}, {"shard_optimizer_state": True}])
 def test_the_memory_is_what_the_compiler_says_of_the_step_that_runs(options):
     training = Training(rx.MirroredStrategy([f"CPU:{i}" for i in range(4)], **options), 4)
@@ -162,6 +163,7 @@ def test_sharded_state_is_divided_by_the_planned_replicas():
     assert w.shape == (64, 1024)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("abstract", [False, True])
 def test_variables_are_sharded_over_the_planned_replicas(replicas, abstract):

@@ -109,6 +109,7 @@ def trained_without_logical_devices(n: int) -> tuple[list[Any], Any]:
 
 
 # Eagerly, where each operation is compiled for each device, fewer replicas of one device each show the same.
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("n", "logical", "way"),
     [

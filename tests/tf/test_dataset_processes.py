@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 LIMIT = 300.0  # seconds of a program: processes take long to start on a busy machine
 
 START = """
@@ -125,6 +127,7 @@ def integer(value):
 )
 
 
+@pytest.mark.thorough
 def test_a_function_with_state_is_called_here(run_tf):
     """A function that keeps something from call to call sees each element once, in this process."""
     run_tf(
@@ -155,6 +158,7 @@ assert len(calls) % len(WORDS) == 0 and calls == WORDS * (len(calls) // len(WORD
     )
 
 
+@pytest.mark.thorough
 def test_what_a_process_refuses_is_done_here(run_tf):
     """Some of what a function does shows only when a process calls it: the elements are the same all the same."""
     run_tf(

@@ -40,6 +40,7 @@ def outputs(request, once, tmp_path_factory):
     return once("examples", run)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_an_example_prints_what_its_file_says(name: str, outputs: dict[str, list[str]]) -> None:
     assert not tf_examples.differences(EXAMPLES[name], outputs[name])

@@ -93,6 +93,7 @@ class Training:
         return values
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("n", [0, 1, 2, 4])
 def test_a_step_computes_what_it_computes_by_hand(n, packed):
     training = Training(strategy_of(n))
@@ -115,6 +116,7 @@ def test_a_packed_step_has_few_arrays_and_few_operations(n, packed):
     assert lowered.compile().as_text().count(" all-reduce(") <= 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n", [0, 2])
 def test_reading_and_assigning_between_calls(n, packed):
     strategy, variables, step = counting(n)
@@ -384,6 +386,7 @@ def stepping(n: int) -> tuple[list[Any], Any]:
     return variables, rx.function(lambda: strategy.run(replica))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n", [0, 2])
 def test_after_an_interrupt_the_variables_are_all_of_one_step(n, packed):
     variables, step = stepping(n)
@@ -413,6 +416,7 @@ def test_after_an_interrupt_the_variables_are_all_of_one_step(n, packed):
     assert seen
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n", [0, 2])
 def test_variables_are_used_while_another_thread_takes_steps(n, packed):
     variables, step = stepping(n)
@@ -607,6 +611,7 @@ def test_more_cpu_devices_than_xla_has_threads(run_python):
     assert right == "True" and packed == "0"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("rows", "widths", "shared"),
     [(2, [64] * 9, True), (8192, [64] * 9, False), (8192, range(64, 46, -2), True)],

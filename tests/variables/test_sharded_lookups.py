@@ -85,6 +85,7 @@ def same_training(found, expected):
     np.testing.assert_allclose(found[1], expected[1], atol=2e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rows", [ROWS, COLUMNS], ids=["rows", "columns"])
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_rows_are_sent_in_place_of_the_table(name, rows):

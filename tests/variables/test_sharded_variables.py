@@ -176,6 +176,7 @@ TRANSFORMATIONS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form, name", [(per_variable, "adam"), *((of_pytree, name) for name in TRANSFORMATIONS)])
 def test_training_gives_what_it_gives_with_copies(form, name):
     expected = trained(mirrored(4), TRANSFORMATIONS[name](), form)
@@ -217,6 +218,7 @@ def adam_step(strategy, form, layers=LAYERS, width=WIDTH):
     return rx.function(lambda x: strategy.reduce(MEAN, strategy.run(replica, args=(x,)), axis=None))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", [per_variable, of_pytree])
 def test_a_step_gathers_a_matrix_for_each_use_and_scatters_its_gradient(form):
     """A matrix is used forwards and backwards; the first one not backwards, and the last two not again."""
@@ -270,6 +272,7 @@ def by_hand(mesh, layers, width):
     return jax.jit(step, donate_argnums=(0, 1)).lower(*args).compile()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n", [4, 8])
 def test_temporaries_are_no_more_than_in_shard_map_by_hand(n):
     """As many as a few matrices, and not as all of them."""
@@ -479,6 +482,7 @@ def test_replicas_of_other_shapes():
     np.testing.assert_allclose(w.numpy(), start()["a0"] - 0.01 * rows.T @ (rows @ start()["a0"]), atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("before, after", [(sharded, mirrored), (mirrored, sharded), (sharded, sharded)])
 def test_checkpoints_are_of_whole_values(tmp_path, before, after):
     def made(strategy):
@@ -506,6 +510,7 @@ def test_checkpoints_are_of_whole_values(tmp_path, before, after):
     same(values_of(thirds), values_of(variables))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n, logical", [(4, 1), (4, 2)])
 def test_tpu_replicas_of_one_device_and_of_several(n, logical):
     strategy = tpu(n, logical, shard_variables=True)
@@ -515,6 +520,7 @@ def test_tpu_replicas_of_one_device_and_of_several(n, logical):
     assert bytes_on_device(w) == start()["a0"].nbytes // n
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("logical", [1, 2])
 def test_eager_tpu_replicas(logical):
     expected = trained(mirrored(2), optax.adam(0.01), of_pytree, steps=2)
@@ -581,6 +587,7 @@ def scan_by_hand(strategy, layers, width):
     return jax.jit(step, donate_argnums=0).lower(values, kind((n * ROWS, width), rows)).compile()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tape", [False, True], ids=["grad", "tape"])
 def test_layers_in_a_scan_are_gathered_and_scattered_one_at_a_time(tape):
     strategy, layers, width = sharded(8), 8, 128
@@ -594,6 +601,7 @@ def test_layers_in_a_scan_are_gathered_and_scattered_one_at_a_time(tape):
     assert compiled_step.memory_analysis().temp_size_in_bytes <= 1.05 * hand
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options",
     [{}, {"tape": True}, {"checkpoint": True}, {"use": lambda gradients: jax.tree.map(lambda g: g * 0.5, gradients)}],
@@ -653,6 +661,7 @@ def micro_batches_step(strategy, count, layers, width, reduce_op="mean"):
     return rx.function(lambda x: strategy.reduce(MEAN, strategy.run(replica, args=(x,)), axis=None)), variables
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("reduce_op", ["mean", "sum"])
 def test_micro_batches_gather_and_scatter_a_few_arrays_at_a_time(reduce_op):
     layers, width = 4, 128
