@@ -62,7 +62,7 @@ version_of = $(if $(1),$(shell $(1) -c 'import sys; print("%d.%d" % sys.version_
 VERSION := $(call version_of,$(PYTHON))
 VERSION_NEWEST := $(call version_of,$(PYTHON_NEWEST))
 
-.PHONY: help demo demo-workers test check check-rest test-quick environments test-python test-thorough test-tpu-compiler test-newest record tensorflow plan interpreters lint format docs docs-browser docs-links bench dist faults clean
+.PHONY: help demo demo-workers test check check-rest test-quick environments test-python test-thorough test-tpu-compiler test-newest injections record tensorflow plan interpreters lint format docs docs-browser docs-links bench dist faults clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -84,7 +84,7 @@ test: interpreters lint test-python  ## check style and types, and run the tests
 check: test check-rest  ## run every check: make test, then all cases, both ends of the versions, TensorFlow, TPUs, the site
 	@$(call SAY_TIME,All checks)
 
-check-rest: environments docs test-thorough test-newest  ## run what make check has beside make test
+check-rest: environments docs test-thorough test-newest injections  ## run what make check has beside make test
 
 interpreters:
 ifeq ($(VERSION),)
@@ -126,35 +126,29 @@ record: $(TEST)/.installed tensorflow  ## store TensorFlow's results of new and 
 faults: $(TEST)/.installed  ## plant faults in the source, one at a time, and list those that the tests miss; about an hour
 	$(QUICK_COMPILING) $(TEST)/bin/python scripts/faults.py $(FAULTS_ARGS)
 
+TIMES ?= 1
+injections: $(TEST)/.installed  ## kill, stop and preempt workers and servers TIMES times, each in a new interpreter
+	$(TEST)/bin/python scripts/injections.py $(TIMES) --thorough
+	$(TEST)/bin/python scripts/preemption.py $$((3 * $(TIMES))) --fresh
+	$(TEST)/bin/python scripts/parameter_servers.py $(TIMES) --closures $$((1000 * $(TIMES)))
+
 test-tpu-compiler: $(TEST)/.installed plan  ## run the tests that compile for TPUs
 	$(WITH_PLAN) $(TEST)/bin/python $(PYTEST) --thorough tests/plan/test_tpu_compiler.py $(PYTEST_ARGS)
 
-ifneq ($(filter-out $(VERSION),$(VERSION_NEWEST)),)
-# What depends on JAX, over one strategy; those of logical devices, of central storage, of two workers (the example) and
-# of parameter servers have tests of their own. The rest is the oldest one's, and so are the comparison with TensorFlow,
-# the injections (`python scripts/injections.py` runs them on any interpreter), the faults of parameter servers and the
-# shared tests in several workers.
-OF_THE_OLDEST := job cluster data input checkpoint launch tf transport rpc benchmark test_layers.py \
-    test_architecture.py test_release.py test_repository.py plan/test_tpu_compiler.py base/test_atomic_files.py \
-    base/test_devices.py base/test_messages.py \
-    engine/test_eager.py strategies/test_deprecated.py integrations/test_keras_parameter_servers.py \
+# What depends on JAX, over one strategy, and each case of its own, so that every comparison of numbers is also made with
+# all optimizations. The rest is the oldest one's: tests of logical devices, of central storage and of what does not
+# compile, injections (`make injections` runs them on any interpreter) and the shared tests in several workers.
+OF_THE_OLDEST := job cluster launch transport rpc benchmark test_layers.py test_architecture.py test_release.py \
+    test_repository.py plan/test_tpu_compiler.py base/test_atomic_files.py base/test_devices.py base/test_messages.py \
+    integrations/test_keras_parameter_servers.py tf/test_check_tf.py tf/test_run_tf.py \
     $(patsubst %,parameter_server/test_%.py,faults bytes several_servers evaluators_and_checkpoints) \
-    $(patsubst %,conformance/test_%.py,against_tensorflow data_against_tensorflow programs_against_tensorflow \
-    multi_worker_suite examples)
-NOT_ON_THE_NEWEST = $(patsubst %,--ignore=tests/%,$(OF_THE_OLDEST)) \
-    --deselect tests/conformance/test_facts.py::test_facts_of_several_workers \
-    --deselect tests/conformance/test_exact_resume.py::test_a_job_that_the_launcher_restarts_goes_on_to_the_bit \
-    --deselect tests/conformance/test_digits.py::test_the_losses_do_not_depend_on_the_number_of_replicas \
-    --deselect tests/conformance/test_digits.py::test_replicas_without_an_image_change_nothing \
-    --deselect tests/conformance/test_digits.py::test_the_command_trains_well_and_draws
-test-newest: $(NEWEST)/.installed  ## run the tests on Python 3.13 with the newest JAX
-	@$(NEWEST)/bin/python $(SAY_VERSIONS)
-	REPLICAX_TEST_STRATEGIES=2 $(NEWEST)/bin/python $(PYTEST) \
-	    $(NOT_ON_THE_NEWEST) $(PYTEST_ARGS)
-else
-test-newest:
-	@true
-endif
+    $(patsubst %,checkpoint/test_%.py,crash_points preemption_workers damage) \
+    $(patsubst %,conformance/test_%.py,multi_worker_suite examples)
+WITH_THE_NEWEST := $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(NEWEST),$(TEST))
+test-newest: $(WITH_THE_NEWEST)/.installed  ## run the tests with the newest JAX, if there is Python 3.13, and all optimizations
+	@$(WITH_THE_NEWEST)/bin/python $(SAY_VERSIONS)
+	REPLICAX_TEST_STRATEGIES=2 $(WITH_THE_NEWEST)/bin/python $(PYTEST) --unsampled \
+	    $(patsubst %,--ignore=tests/%,$(OF_THE_OLDEST)) $(PYTEST_ARGS)
 
 # The comparison with TensorFlow runs where TensorFlow can be installed, and is skipped elsewhere.
 tensorflow:

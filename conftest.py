@@ -44,7 +44,7 @@ if "jax" in sys.modules and "REPLICAX_SUITE_WORKERS" not in os.environ:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-times", action="store_true", help="print the CPU time of each test file")
     parser.addoption("--progress", action="store_true", help="print the time that is left, and the slowest files")
-    selection.add_option(parser)
+    selection.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("processes")
         if "tensorflow_python" in fixtures:
             item.add_marker("tensorflow")
-    selection.deal(items)
+    selection.deal(config, items)
     selection.leave_out(config, items)
 
 
@@ -81,6 +81,7 @@ def pytest_collection_finish() -> None:
             "its process: do it in a program of its own (`run_python`)."
         )
     _freeze()
+    gc.set_threshold(100_000, 50, 100)  # tests drop little of what they make, and looking for it takes a twentieth
 
 
 _tests = itertools.count(1)

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 _INTERVAL = 20.0  # seconds between two lines
+_ENOUGH = 0.1  # of the tests, for an estimate
 _ROWS = 12
 
 
@@ -50,9 +51,9 @@ class Progress:
             if self._controller and now - self._said > _INTERVAL:
                 self._said = now
                 spent = now - self._start
-                left = spent * (self._total - self._done) / self._done
-                times = f"{_minutes(spent)} so far, about {_minutes(left)} left"
-                self._say(f"{100 * self._done // max(self._total, 1):3} %  {self._done:6,} tests  {times}")
+                done = self._done / max(self._total, self._done)
+                left = f", about {_minutes(spent / done - spent)} left" if done > _ENOUGH else ""
+                self._say(f"{int(100 * done):3} %  {self._done:6,} tests  {_minutes(spent)} so far{left}")
 
     def _say(self, text: str) -> None:
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")

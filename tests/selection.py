@@ -21,12 +21,13 @@ import pytest
 _OF_STRATEGIES = {"make", "n"}
 
 
-def add_option(parser: pytest.Parser) -> None:
-    """Add the option `--thorough`."""
+def add_options(parser: pytest.Parser) -> None:
+    """Add the options `--thorough` and `--unsampled`."""
     parser.addoption("--thorough", action="store_true", help="also run the cases that are marked `thorough`")
+    parser.addoption("--unsampled", action="store_true", help="run every case of tests that are marked `sampled(n)`")
 
 
-def deal(items: Sequence[pytest.Item]) -> None:
+def deal(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """Mark the combinations of cases, strategies and ways that need not run as thorough."""
     tests: dict[str, list[pytest.Function]] = {}
     for item in items:
@@ -34,13 +35,14 @@ def deal(items: Sequence[pytest.Item]) -> None:
         if parametrized and not item.get_closest_marker("thorough"):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for test, combinations in tests.items():
-        _deal(zlib.crc32(test.encode()), combinations)
+        _deal(combinations, zlib.crc32(test.encode()), config.getoption("unsampled"))
 
 
-def _deal(turn: int, combinations: Sequence[pytest.Function]) -> None:
+def _deal(combinations: Sequence[pytest.Function], turn: int, unsampled: bool) -> None:
     placed = {_place(item): item for item in combinations}
     cases, strategies, ways = (list(dict.fromkeys(column)) for column in zip(*placed))
-    if sampled := combinations[0].get_closest_marker("sampled"):
+    sampled = combinations[0].get_closest_marker("sampled")
+    if sampled and not unsampled:
         every = min(sampled.args[0], len(cases))
         chosen = cases[turn % every :: every]
         for (case, _, _), item in placed.items():

@@ -278,6 +278,7 @@ def is_numeric_tensor(tensor: TensorLike) -> bool:
 def enable_check_numerics(stack_height_limit: int = 30, path_length_limit: int = 50) -> None:
     """Makes every operation that returns NaN raise `FloatingPointError`: sets `jax_debug_nans`."""
     jax.config.update("jax_debug_nans", True)
+    jax.clear_caches()  # or programs that were called before would not be checked
 
 
 def disable_check_numerics() -> None:
