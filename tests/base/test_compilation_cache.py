@@ -67,6 +67,7 @@ def test_a_folder_that_cannot_be_used_is_left_alone(run, tmp_path, trouble):
     assert run(cache) == ["3.0", "False", "False", "None"]
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_what_the_user_has_set_stays(run, tmp_path):
     own = tmp_path / "own"

@@ -155,6 +155,7 @@ def points(tmp_path_factory):
     return out / "points", [json.loads(line) for line in (out / "points.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.thorough
 def test_a_killed_process_leaves_a_complete_checkpoint_as_new_as_its_last_save(points):
     folder, notes = points
     count, fresh = collections.Counter(), collections.Counter()

@@ -97,6 +97,7 @@ def test_another_seed_trains_differently(train, alone):
     assert abs(history["loss"][0] - alone["loss"][0]) > 1e-3
 
 
+@pytest.mark.thorough
 def test_replicas_without_an_image_change_nothing(train):
     """Of the last batch, of one image, three of four replicas get none."""
     options = "--epochs", "1", "--batch-size", "1436"

@@ -65,6 +65,7 @@ def test_every_kind_of_input_gives_the_same_sum(output_of):
     assert sums["a list of arrays"] == sums["the sum of all rows by numpy"]
 
 
+@pytest.mark.thorough
 def test_workers_go_on_from_their_checkpoints(output_of, tmp_path):
     """Two workers first, then one process alone."""
     options = ["--folder", str(tmp_path / "checkpoints"), "--epochs", "1"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 _STEPS = """
 import jax.numpy as jnp
 import replicax as rx
@@ -46,6 +48,7 @@ def test_ten_thousand_unawaited_steps(run_python):
     run(run_python, _STEPS.format(n=8, steps=10_000), REPLICAX_VIRTUAL_DEVICES="GPU:8")
 
 
+@pytest.mark.thorough
 def test_ten_thousand_unawaited_steps_where_the_user_started_jax(run_python):
     code = _FIRST_JAX.format(n=8) + _STEPS.format(n=8, steps=10_000)
     run(run_python, code, REPLICAX_VIRTUAL_DEVICES=None, NPROC=None)

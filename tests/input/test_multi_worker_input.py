@@ -123,6 +123,7 @@ iterator.close()
 """
 
 
+@pytest.mark.sampled(2)
 def test_without_sharding_every_worker_sees_all(job):
     """Fact 135: cut to the size of its shares."""
     devices, told = job.devices, job.told["off"]

@@ -247,6 +247,7 @@ LOST = """
 """
 
 
+@pytest.mark.thorough
 def test_in_one_process(run):
     programs = {"a loop of one's own": LOOP_OF_ONES_OWN, "as on one device": AS_ON_ONE_DEVICE}
     run(in_turn({**programs, "own datasets": OWN_DATASETS}, HEAD + KERAS))

@@ -113,7 +113,7 @@ CASES = {
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=[] if case in ("synchronized", "eager") else pytest.mark.thorough) for case in CASES],
+    [pytest.param(case, marks=[] if case == "synchronized" else pytest.mark.thorough) for case in CASES],
 )
 def test_a_fit_has_the_numbers_without_padding(case):
     make, options = CASES[case]

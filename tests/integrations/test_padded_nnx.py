@@ -75,6 +75,7 @@ def test_a_replica_without_rows_keeps_its_statistics():
     np.testing.assert_allclose(norm.mean[...], np.mean(expected, 0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "axis_name, rows", [pytest.param(None, 30, marks=pytest.mark.thorough), ("replica", 30), ("replica", 21)]
 )

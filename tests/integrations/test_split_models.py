@@ -171,6 +171,7 @@ def keras_trained(size: int) -> tuple[list[float], keras.Model]:
     return history.history["loss"], model
 
 
+@pytest.mark.thorough
 def test_a_keras_model_trains_as_on_one_device_a_replica():
     losses, model = keras_trained(2)
     expected_losses, expected = keras_trained(1)

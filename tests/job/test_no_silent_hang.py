@@ -524,6 +524,7 @@ def test_a_program_that_exits_keeps_its_status_and_ends_those_that_wait(tmp_path
     assert own_lines(done[0].stderr)[0].startswith("worker 1 has ended the program after 1 call, while worker ")
 
 
+@pytest.mark.thorough
 def test_a_slow_process_is_not_reported_as_stuck(tmp_path):
     """One worker computes for longer than two heartbeats, one compiles late, one waits: nobody is blamed."""
     code = """

@@ -179,6 +179,7 @@ def test_a_worker_that_ignores_the_request_to_end_is_killed(tmp_path):
     assert "worker 0: ended by the launcher (killed by SIGKILL)" in launch.err
 
 
+@pytest.mark.thorough
 def test_a_report_of_a_worker_that_does_not_end_ends_the_job(tmp_path):
     program = """
     if task == 0:
@@ -386,6 +387,7 @@ def test_processes_started_before_the_launcher_are_not_ended(tmp_path):
         launch.wait_for("done beside")
 
 
+@pytest.mark.thorough
 def test_a_launcher_whose_output_cannot_be_written_goes_on_and_ends_with_the_workers_status(tmp_path, monkeypatch):
     monkeypatch.delenv("REPLICAX_VIRTUAL_DEVICES")  # with which each launcher would import JAX
     program = """

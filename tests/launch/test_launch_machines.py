@@ -196,6 +196,7 @@ def test_a_launched_job_starts_whatever_strangers_send_to_its_port(tmp_path):
     assert zero.err == one.err == ""
 
 
+@pytest.mark.thorough
 def test_a_member_that_sends_nonsense_is_lost_and_named(tmp_path):
     port = free_ports(1)[0]
     join = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from ps_clusters import ENVIRONMENT, HEAD, in_turn
 
 # A worker prints what it has sent and received so far, after each update.
@@ -75,6 +76,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.thorough
 def test_a_step_moves_what_it_needs_alone(run_well):
     """With one server and with two, and with whole and divided variables."""
     run_well(in_turn(PROGRAMS, HEAD + OWN, workers=1, servers=2, hooks={"worker": COUNTING}), env=ENVIRONMENT)

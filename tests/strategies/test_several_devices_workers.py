@@ -78,6 +78,7 @@ for which, options in OPTIONS.items():
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_job_trains_as_one_process_with_all_devices(tmp_path):
     names: dict[str, Any] = {}

@@ -67,6 +67,7 @@ if __name__ == "__main__":
     assert "  keras.Sequential, line 22: runs\n" in report and "0 are missing" in report
 
 
+@pytest.mark.thorough
 def test_a_program_keeps_large_buffers_unless_told_not_to(tmp_path):
     code = "import os, platform\nprint(platform.libc_ver()[0], os.environ.get('GLIBC_TUNABLES'))"
     (tmp_path / "shown.py").write_text(code)
@@ -108,6 +109,7 @@ print("total", float(total), tf.__version__)
     assert done.stdout.count("total 2.0 2.21.0") == 2
 
 
+@pytest.mark.thorough
 def test_a_sitecustomize_that_is_hidden_runs(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.customized = True\n")
     (tmp_path / "program.py").write_text("import sys; assert sys.customized\n")

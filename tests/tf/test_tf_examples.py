@@ -57,6 +57,7 @@ def test_every_public_name_has_an_example() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 def test_an_example_that_prints_something_else_is_found(tmp_path: Path) -> None:
     file = tmp_path / "tf.txt"
     file.write_text(

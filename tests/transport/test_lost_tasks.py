@@ -49,6 +49,7 @@ def test_a_task_that_is_killed_or_stopped_is_noticed(run, number):
         """)
 
 
+@pytest.mark.thorough
 def test_a_task_that_is_busy_is_not_taken_for_dead(run):
     run("""
         import ctypes
@@ -68,6 +69,7 @@ def test_a_task_that_is_busy_is_not_taken_for_dead(run):
         """)
 
 
+@pytest.mark.thorough
 def test_a_slow_network_is_not_taken_for_a_dead_task(run):
     run("""
         import socket, threading, time
