@@ -13,12 +13,27 @@ import programs
 import pytest
 from recorded import from_tensorflow, sample, selected
 
+PART = 150  # expressions that a process evaluates
+
 
 class Results(NamedTuple):
     """Results of the same expressions, by the expressions."""
 
-    tensorflow: dict[str, Any]
-    replicax: dict[str, Any]
+    tensorflow: Mapping[str, Any]
+    replicax: Mapping[str, Any]
+
+
+class _InParts(dict[str, Any]):
+    """Results of expressions, of which those of a part are computed when one of them is needed."""
+
+    def __init__(self, expressions: Sequence[str], results: Callable[[int, Sequence[str]], Mapping[str, Any]]):
+        super().__init__()
+        self._expressions, self._results = list(expressions), results
+
+    def __missing__(self, expression: str) -> Any:
+        part = self._expressions.index(expression) // PART
+        self.update(self._results(part, self._expressions[part * PART : (part + 1) * PART]))
+        return self[expression]
 
 
 class Expressions:
@@ -71,10 +86,12 @@ class Expressions:
         """Return the results of the expressions of the tests that run."""
         folders, once = (request.getfixturevalue(name) for name in ("tmp_path_factory", "once"))
         chosen = selected(request, "expression")
-        return Results(
-            from_tensorflow(self.record, self.texts, self.live(request), chosen),
-            once(self.record, lambda: self.evaluate("replicax.tf", chosen, folders.mktemp("replicax"))),
-        )
+
+        def ours(number: int, part: Sequence[str]) -> Mapping[str, Any]:
+            folder = folders.mktemp("replicax")
+            return once(f"{self.record}-{number}", lambda: self.evaluate("replicax.tf", part, folder))
+
+        return Results(from_tensorflow(self.record, self.texts, self.live(request), chosen), _InParts(chosen, ours))
 
     def sample(self, request: pytest.FixtureRequest) -> Results:
         """Return recorded results of some expressions, and what TensorFlow gives for them now."""
