@@ -136,14 +136,16 @@ test-tpu-compiler: $(TEST)/.installed plan  ## run the tests that compile for TP
 	$(WITH_PLAN) $(TEST)/bin/python $(PYTEST) --thorough tests/plan/test_tpu_compiler.py $(PYTEST_ARGS)
 
 # What depends on JAX, over one strategy, and each case of its own, so that every comparison of numbers is also made with
-# all optimizations. The rest is the oldest one's: tests of logical devices, of central storage and of what does not
-# compile, injections (`make injections` runs them on any interpreter) and the shared tests in several workers.
-OF_THE_OLDEST := job cluster launch transport rpc benchmark test_layers.py test_architecture.py test_release.py \
-    test_repository.py plan/test_tpu_compiler.py base/test_atomic_files.py base/test_devices.py base/test_messages.py \
-    integrations/test_keras_parameter_servers.py tf/test_check_tf.py tf/test_run_tf.py \
+# all optimizations. The rest is the oldest one's: tests of logical devices, of what starts many processes, and of what
+# does not compile. `make injections` runs on any interpreter.
+OF_THE_OLDEST := job cluster commands launch transport rpc benchmark test_layers.py test_architecture.py \
+    test_release.py test_repository.py plan/test_tpu_compiler.py engine/test_stress.py data/test_worker_processes.py \
+    integrations/test_keras_parameter_servers.py \
+    $(patsubst %,base/test_%.py,atomic_files compilation_cache devices messages) \
+    $(patsubst %,tf/test_%.py,check_tf dataset_processes run_tf) \
     $(patsubst %,parameter_server/test_%.py,faults bytes several_servers evaluators_and_checkpoints) \
     $(patsubst %,checkpoint/test_%.py,crash_points preemption_workers damage) \
-    $(patsubst %,conformance/test_%.py,multi_worker_suite examples)
+    $(patsubst %,conformance/test_%.py,multi_worker_suite examples exact_resume)
 WITH_THE_NEWEST := $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(NEWEST),$(TEST))
 test-newest: $(WITH_THE_NEWEST)/.installed  ## run the tests with the newest JAX, if there is Python 3.13, and all optimizations
 	@$(WITH_THE_NEWEST)/bin/python $(SAY_VERSIONS)

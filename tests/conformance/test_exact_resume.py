@@ -224,8 +224,6 @@ def check(undisturbed: list[dict[str, list[str]]], resumed: list[dict[str, list[
 
 KILLED = [pytest.param(1, marks=pytest.mark.thorough), 3]
 COPIED = [*(pytest.param(name, 2, marks=pytest.mark.thorough) for name in ("keras", "nnx")), ("random", 2)]
-if os.environ.get("REPLICAX_TEST_STRATEGIES"):  # beside a whole run, such as on another JAX
-    KILLED, COPIED = [3], [("keras", 1), ("nnx", 1), ("random", 2)]
 
 
 def chosen(name: str, workers: int) -> tuple[int, int]:
