@@ -39,25 +39,27 @@ def deal(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 
 def _deal(combinations: Sequence[pytest.Function], turn: int, unsampled: bool) -> None:
-    placed = {_place(item): item for item in combinations}
-    cases, strategies, ways = (list(dict.fromkeys(column)) for column in zip(*placed))
+    """Mark combinations of one test; `turn`, a number, decides where to begin."""
+    items = {_place(item): item for item in combinations}
+    cases, strategies, ways = (list(dict.fromkeys(column)) for column in zip(*items))
     sampled = combinations[0].get_closest_marker("sampled")
     if sampled and not unsampled:
-        every = min(sampled.args[0], len(cases))
-        chosen = cases[turn % every :: every]
-        for (case, _, _), item in placed.items():
-            if case not in chosen:
+        step = min(sampled.args[0], len(cases))
+        sample = cases[turn % step :: step]
+        for (case, _, _), item in items.items():
+            if case not in sample:
                 item.add_marker("thorough")
-        cases = chosen
-    fewer = min(len(cases), len(strategies))
-    kept = Counter[str | None]()
+        cases = sample
+    # Case c meets strategy s every `period` pairs, so that each case and each strategy occurs.
+    period = min(len(cases), len(strategies))
+    runs = Counter[str | None]()  # of a strategy, which takes its ways in turn
     for (c, case), (s, strategy) in itertools.product(enumerate(cases), enumerate(strategies)):
-        there = [way for way in ways if (case, strategy, way) in placed]
-        if there and (c + s + turn) % fewer == 0:
-            there.pop((s + kept[strategy] + turn) % len(there))
-            kept[strategy] += 1
-        for way in there:
-            placed[case, strategy, way].add_marker("thorough")
+        omitted = [way for way in ways if (case, strategy, way) in items]
+        if omitted and (c + s + turn) % period == 0:
+            omitted.pop((s + runs[strategy] + turn) % len(omitted))
+            runs[strategy] += 1
+        for way in omitted:
+            items[case, strategy, way].add_marker("thorough")
 
 
 def _place(item: pytest.Function) -> tuple[Hashable, str | None, object]:

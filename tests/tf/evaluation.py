@@ -23,8 +23,8 @@ class Results(NamedTuple):
     replicax: Mapping[str, Any]
 
 
-class _InParts(dict[str, Any]):
-    """Results of expressions, of which those of a part are computed when one of them is needed."""
+class _LazyResults(dict[str, Any]):
+    """Results of expressions, evaluated part by part: looking up an expression evaluates its part."""
 
     def __init__(self, expressions: Sequence[str], results: Callable[[int, Sequence[str]], Mapping[str, Any]]):
         super().__init__()
@@ -88,10 +88,10 @@ class Expressions:
         chosen = selected(request, "expression")
 
         def ours(number: int, part: Sequence[str]) -> Mapping[str, Any]:
-            folder = folders.mktemp("replicax")
-            return once(f"{self.record}-{number}", lambda: self.evaluate("replicax.tf", part, folder))
+            evaluate = lambda: self.evaluate("replicax.tf", part, folders.mktemp("replicax"))  # noqa: E731
+            return once(f"{self.record}-{number}", evaluate)
 
-        return Results(from_tensorflow(self.record, self.texts, self.live(request), chosen), _InParts(chosen, ours))
+        return Results(from_tensorflow(self.record, self.texts, self.live(request), chosen), _LazyResults(chosen, ours))
 
     def sample(self, request: pytest.FixtureRequest) -> Results:
         """Return recorded results of some expressions, and what TensorFlow gives for them now."""

@@ -60,8 +60,8 @@ def _check(holds: jax.Array, describe: Callable[..., str], *values: jax.Array) -
     jax.debug.callback(report, holds, *values)
 
 
-def _said(message: object, what: str) -> str:
-    return f"{message} {what}" if message else what
+def _with_message(message: object, text: str) -> str:
+    return f"{message} {text}" if message else text
 
 
 def _few(array: np.ndarray, summarize: int | None) -> str:
@@ -79,7 +79,7 @@ def Assert(
     texts = [str(np.asarray(x).tolist()) for x in arrays if not isinstance(x, jax.Array)]
     _check(
         jnp.all(condition.astype(bool)),
-        lambda *found: " ".join(["Assertion failed:", *(_few(x, summarize) for x in found), *texts]),
+        lambda *values: " ".join(["Assertion failed:", *(_few(x, summarize) for x in values), *texts]),
         *(x for x in arrays if isinstance(x, jax.Array)),
     )
 
@@ -87,15 +87,15 @@ def Assert(
 # Comparisons: each row has the function that compares elements, and its text for messages.
 
 
-def _compared(compare: Callable[..., jax.Array], sign: str) -> Callable[..., None]:
+def _comparison(compare: Callable[..., jax.Array], sign: str) -> Callable[..., None]:
     def op(
         x: TensorLike, y: TensorLike, message: object = None, summarize: int | None = None, name: str | None = None
     ) -> None:
         a, b = (jnp.asarray(v) for v in pair(x, y))
 
         def describe(a: np.ndarray, b: np.ndarray) -> str:
-            said = f"Condition x {sign} y did not hold. x = {_few(a, summarize)}, y = {_few(b, summarize)}"
-            return _said(message, said)
+            text = f"Condition x {sign} y did not hold. x = {_few(a, summarize)}, y = {_few(b, summarize)}"
+            return _with_message(message, text)
 
         _check(jnp.all(compare(a, b)), describe, a, b)
 
@@ -103,28 +103,28 @@ def _compared(compare: Callable[..., jax.Array], sign: str) -> Callable[..., Non
     return op
 
 
-def _signed(compare: Callable[[jax.Array], jax.Array], said: str) -> Callable[..., None]:
+def _check_sign(compare: Callable[[jax.Array], jax.Array], condition: str) -> Callable[..., None]:
     def op(x: TensorLike, message: object = None, summarize: int | None = None, name: str | None = None) -> None:
         a = convert_to_tensor(x)
-        describe = lambda a: _said(message, f"Condition x {said} did not hold. x = {_few(a, summarize)}")  # noqa: E731
+        describe = lambda a: _with_message(message, f"Condition x {condition} did not hold. x = {_few(a, summarize)}")  # noqa: E731
         _check(jnp.all(compare(a)), describe, a)
 
-    op.__doc__ = f"Raises `InvalidArgumentError` unless `x {said}` for all elements."
+    op.__doc__ = f"Raises `InvalidArgumentError` unless `x {condition}` for all elements."
     return op
 
 
 COMPARISONS = {
-    "assert_equal": _compared(jnp.equal, "=="),
-    "assert_greater": _compared(jnp.greater, ">"),
-    "assert_greater_equal": _compared(jnp.greater_equal, ">="),
-    "assert_less": _compared(jnp.less, "<"),
-    "assert_less_equal": _compared(jnp.less_equal, "<="),
-    "assert_negative": _signed(lambda x: x < 0, "< 0"),
-    "assert_non_negative": _signed(lambda x: x >= 0, ">= 0"),
-    "assert_non_positive": _signed(lambda x: x <= 0, "<= 0"),
-    "assert_positive": _signed(lambda x: x > 0, "> 0"),
+    "assert_equal": _comparison(jnp.equal, "=="),
+    "assert_greater": _comparison(jnp.greater, ">"),
+    "assert_greater_equal": _comparison(jnp.greater_equal, ">="),
+    "assert_less": _comparison(jnp.less, "<"),
+    "assert_less_equal": _comparison(jnp.less_equal, "<="),
+    "assert_negative": _check_sign(lambda x: x < 0, "< 0"),
+    "assert_non_negative": _check_sign(lambda x: x >= 0, ">= 0"),
+    "assert_non_positive": _check_sign(lambda x: x <= 0, "<= 0"),
+    "assert_positive": _check_sign(lambda x: x > 0, "> 0"),
 }
-_unequal = _compared(jnp.not_equal, "!=")
+_unequal = _comparison(jnp.not_equal, "!=")
 
 
 def assert_none_equal(
@@ -147,11 +147,11 @@ def assert_near(
     a, b = (jnp.asarray(v) for v in pair(x, y))
     eps = 10 * float(jnp.finfo(a.dtype).eps)
     rtol, atol = (eps if t is None else t for t in (rtol, atol))
-    described = lambda a, b: _said(  # noqa: E731
+    describe = lambda a, b: _with_message(  # noqa: E731
         message,
         f"x and y not equal to tolerance rtol = {rtol}, atol = {atol}. {_few(a, summarize)}, {_few(b, summarize)}",
     )
-    _check(jnp.all(jnp.abs(a - b) <= atol + rtol * jnp.abs(b)), described, a, b)
+    _check(jnp.all(jnp.abs(a - b) <= atol + rtol * jnp.abs(b)), describe, a, b)
 
 
 def assert_all_finite(x: TensorLike, message: object, name: str | None = None) -> jax.Array:
@@ -164,7 +164,7 @@ def check_numerics(tensor: TensorLike, message: object, name: str | None = None)
     tensor = convert_to_tensor(tensor)
 
     def describe(array: np.ndarray) -> str:
-        kinds = [n for n, found in (("Inf", np.isinf(array).any()), ("NaN", np.isnan(array).any())) if found]
+        kinds = [name for name, is_kind in (("Inf", np.isinf), ("NaN", np.isnan)) if is_kind(array).any()]
         return f"{message} : Tensor had {' and '.join(kinds)} values"
 
     _check(jnp.all(jnp.isfinite(tensor)), describe, tensor)
@@ -174,33 +174,33 @@ def check_numerics(tensor: TensorLike, message: object, name: str | None = None)
 # Checks that need no values.
 
 
-def _fail(message: object, what: str, kind: type[Exception] = ValueError) -> None:
-    raise kind(_said(message, what))
+def _fail(message: object, text: str, error: type[Exception] = ValueError) -> None:
+    raise error(_with_message(message, text))
 
 
 def assert_rank(x: TensorLike, rank: TensorLike, message: object = None, name: str | None = None) -> None:
     """Raises `ValueError` unless the tensor has this rank."""
-    _ranks(x, [rank], message, lambda found, ranks: found == ranks[0], "rank")
+    _ranks(x, [rank], message, lambda rank, ranks: rank == ranks[0], "rank")
 
 
 def assert_rank_at_least(x: TensorLike, rank: TensorLike, message: object = None, name: str | None = None) -> None:
     """Raises `ValueError` unless the tensor has at least this rank."""
-    _ranks(x, [rank], message, lambda found, ranks: found >= ranks[0], "at least rank")
+    _ranks(x, [rank], message, lambda rank, ranks: rank >= ranks[0], "at least rank")
 
 
 def assert_rank_in(x: TensorLike, ranks: Iterable[TensorLike], message: object = None, name: str | None = None) -> None:
     """Raises `ValueError` unless the tensor has one of these ranks."""
-    _ranks(x, ranks, message, lambda found, ranks: found in ranks, "a rank in")
+    _ranks(x, ranks, message, lambda rank, ranks: rank in ranks, "a rank in")
 
 
 def _ranks(
     x: TensorLike, ranks: Iterable[TensorLike], message: object, fits: Callable[[int, list[int]], bool], words: str
 ) -> None:
     shape = convert_to_tensor(x).shape
-    wanted = [int(known(r, "The rank", "Give a Python number.")) for r in ranks]
-    if not fits(len(shape), wanted):
-        shown = wanted[0] if len(wanted) == 1 else tuple(wanted)
-        _fail(message, f"The tensor must have {words} {shown}, got rank {len(shape)}, shape {tuple(shape)}.")
+    numbers = [int(known(r, "The rank", "Give a Python number.")) for r in ranks]
+    if not fits(len(shape), numbers):
+        expected = numbers[0] if len(numbers) == 1 else tuple(numbers)
+        _fail(message, f"The tensor must have {words} {expected}, got rank {len(shape)}, shape {tuple(shape)}.")
 
 
 def assert_scalar(tensor: TensorLike, message: object = None, name: str | None = None) -> jax.Array:
@@ -214,43 +214,44 @@ def assert_scalar(tensor: TensorLike, message: object = None, name: str | None =
 def assert_shapes(
     shapes: Any, data: object = None, summarize: int | None = None, message: object = None, name: str | None = None
 ) -> None:
-    """Raises `ValueError` unless the tensors have these shapes, in which a letter is the same size everywhere.
+    """Raises `ValueError` unless the tensors have these shapes. A letter stands for the same size everywhere.
 
     `shapes` is a list of pairs (tensor, shape) or a dict. A shape is a string or a tuple of numbers, letters, None (any
     size) and, at its beginning, `...` (any number of dimensions).
     """
     sizes: dict[str, int] = {}
     for x, expected in list(shapes.items() if isinstance(shapes, dict) else shapes):
-        found = tuple(convert_to_tensor(x).shape)
+        shape = tuple(convert_to_tensor(x).shape)
         symbols = list(expected) if isinstance(expected, (list, tuple, str)) else [expected]
         symbols = symbols[3:] if symbols[:3] == [".", ".", "."] else symbols
         open_ended = symbols[:1] in ([Ellipsis], ["*"]) or (isinstance(expected, str) and expected.startswith("..."))
         symbols = symbols[1:] if symbols[:1] in ([Ellipsis], ["*"]) else symbols
-        if len(found) < len(symbols) or (len(found) > len(symbols) and not open_ended):
-            _fail(message, f"Specified by tensor of shape {found}: it must have rank {len(symbols)} for {expected!r}.")
-        for size, symbol in zip(found[len(found) - len(symbols) :], symbols):
+        if len(shape) < len(symbols) or (len(shape) > len(symbols) and not open_ended):
+            _fail(message, f"Specified by tensor of shape {shape}: it must have rank {len(symbols)} for {expected!r}.")
+        for size, symbol in zip(shape[len(shape) - len(symbols) :], symbols):
             if symbol in (None, "."):
                 continue
-            wanted = sizes.setdefault(symbol, size) if isinstance(symbol, str) and not symbol.isdigit() else int(symbol)
-            if wanted != size:
+            is_letter = isinstance(symbol, str) and not symbol.isdigit()
+            expected_size = sizes.setdefault(symbol, size) if is_letter else int(symbol)
+            if expected_size != size:
                 _fail(
                     message,
-                    f"A tensor of shape {found} does not fit {expected!r}: dimension {symbol} must be {wanted}.",
+                    f"A tensor of shape {shape} does not fit {expected!r}: dimension {symbol} must be {expected_size}.",
                 )
 
 
 def assert_type(tensor: TensorLike, tf_type: DTypeLike, message: object = None, name: str | None = None) -> None:
     """Raises `TypeError` unless the tensor has this dtype."""
-    found = convert_to_tensor(tensor).dtype
-    if found != as_dtype(tf_type):
-        _fail(message, f"The tensor must be of dtype {as_dtype(tf_type)}, got {found}.", TypeError)
+    dtype = convert_to_tensor(tensor).dtype
+    if dtype != as_dtype(tf_type):
+        _fail(message, f"The tensor must be of dtype {as_dtype(tf_type)}, got {dtype}.", TypeError)
 
 
 def assert_integer(x: TensorLike, message: object = None, name: str | None = None) -> None:
     """Raises `TypeError` unless the tensor has an integer dtype."""
-    found = convert_to_tensor(x).dtype
-    if not jnp.issubdtype(found, jnp.integer):
-        _fail(message, f"Expected a tensor of integers, got dtype {found}.", TypeError)
+    dtype = convert_to_tensor(x).dtype
+    if not jnp.issubdtype(dtype, jnp.integer):
+        _fail(message, f"Expected a tensor of integers, got dtype {dtype}.", TypeError)
 
 
 def assert_proper_iterable(values: object) -> None:
@@ -263,11 +264,11 @@ def assert_proper_iterable(values: object) -> None:
 
 def assert_same_float_dtype(tensors: Iterable[TensorLike] | None = None, dtype: DTypeLike | None = None) -> np.dtype:
     """Returns the common dtype (float32 without tensors); raises `ValueError` unless it is one floating-point dtype."""
-    found = {np.dtype(convert_to_tensor(t).dtype) for t in tensors or ()}
-    found |= set() if dtype is None else {np.dtype(as_dtype(dtype))}
-    if len(found) > 1 or any(not jnp.issubdtype(d, jnp.floating) for d in found):
-        raise ValueError(f"Expected tensors of one floating-point dtype, got {sorted(d.name for d in found)}.")
-    return found.pop() if found else np.dtype(np.float32)
+    dtypes = {np.dtype(convert_to_tensor(t).dtype) for t in tensors or ()}
+    dtypes |= set() if dtype is None else {np.dtype(as_dtype(dtype))}
+    if len(dtypes) > 1 or any(not jnp.issubdtype(d, jnp.floating) for d in dtypes):
+        raise ValueError(f"Expected tensors of one floating-point dtype, got {sorted(d.name for d in dtypes)}.")
+    return dtypes.pop() if dtypes else np.dtype(np.float32)
 
 
 def is_numeric_tensor(tensor: TensorLike) -> bool:
@@ -278,7 +279,7 @@ def is_numeric_tensor(tensor: TensorLike) -> bool:
 def enable_check_numerics(stack_height_limit: int = 30, path_length_limit: int = 50) -> None:
     """Makes every operation that returns NaN raise `FloatingPointError`: sets `jax_debug_nans`."""
     jax.config.update("jax_debug_nans", True)
-    jax.clear_caches()  # or programs that were called before would not be checked
+    jax.clear_caches()  # JAX does not check programs that ran before
 
 
 def disable_check_numerics() -> None:
@@ -297,10 +298,10 @@ def enable_traceback_filtering() -> None:
 
 
 def set_log_device_placement(enabled: bool) -> None:
-    """Warns that JAX has no such log: a tensor's `sharding` says where it is."""
+    """Warns that JAX does not log devices: a tensor's `sharding` says where it is."""
     if enabled:
-        said = "JAX does not log where operations run: print `x.sharding` of a tensor, or use tf.profiler.experimental."
-        warnings.warn(said, stacklevel=2)
+        text = "JAX does not log where operations run: print `x.sharding` of a tensor, or use tf.profiler.experimental."
+        warnings.warn(text, stacklevel=2)
 
 
 DEBUGGING = """disable_traceback_filtering enable_traceback_filtering set_log_device_placement
