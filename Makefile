@@ -62,7 +62,7 @@ version_of = $(if $(1),$(shell $(1) -c 'import sys; print("%d.%d" % sys.version_
 VERSION := $(call version_of,$(PYTHON))
 VERSION_NEWEST := $(call version_of,$(PYTHON_NEWEST))
 
-.PHONY: help demo demo-workers test check check-rest test-quick environments test-python test-thorough test-tpu-compiler test-newest injections record tensorflow plan interpreters lint format docs docs-browser docs-links bench dist faults clean
+.PHONY: help demo demo-workers test check check-rest environments-and-docs test-quick test-python test-thorough test-tpu-compiler test-newest injections record tensorflow plan interpreters lint format docs docs-browser docs-links bench dist faults clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -84,7 +84,7 @@ test: interpreters lint test-python  ## check style and types, and run the tests
 check: test check-rest  ## run every check: make test, then all cases, both ends of the versions, TensorFlow, TPUs, the site
 	@$(call SAY_TIME,All checks)
 
-check-rest: environments docs test-thorough test-newest injections  ## run what make check has beside make test
+check-rest: environments-and-docs test-thorough test-newest injections  ## run what make check has beside make test
 
 interpreters:
 ifeq ($(VERSION),)
@@ -138,17 +138,19 @@ test-tpu-compiler: $(TEST)/.installed plan  ## run the tests that compile for TP
 # all optimizations. The rest is the oldest one's: tests of logical devices, of what starts many processes, and of what
 # does not compile.
 OF_THE_OLDEST := job cluster commands launch transport rpc benchmark test_layers.py test_architecture.py \
-    test_release.py test_repository.py plan/test_tpu_compiler.py engine/test_stress.py data/test_worker_processes.py \
+    test_release.py test_repository.py engine/test_stress.py strategies/test_several_devices_workers.py \
+    input/test_multi_worker_input.py data/test_worker_processes.py variables/test_sharded_workers.py \
     integrations/test_keras_parameter_servers.py \
     $(patsubst %,base/test_%.py,atomic_files compilation_cache devices messages) \
-    $(patsubst %,tf/test_%.py,check_tf dataset_processes run_tf) \
-    $(patsubst %,parameter_server/test_%.py,faults bytes several_servers evaluators_and_checkpoints) \
-    $(patsubst %,checkpoint/test_%.py,crash_points preemption_workers damage) \
-    $(patsubst %,conformance/test_%.py,multi_worker_suite examples exact_resume)
+    $(patsubst %,tf/test_%.py,check_tf dataset_processes keras_starts run_tf sonnet_names tf_imports tf_names) \
+    $(patsubst %,parameter_server/test_%.py,faults bytes coordinator several_servers evaluators_and_checkpoints) \
+    $(patsubst %,checkpoint/test_%.py,checkpoint_workers crash_points preemption_workers damage) \
+    $(patsubst %,conformance/test_%.py,multi_worker_suite examples exact_resume) \
+    $(patsubst %,plan/test_%.py,abstract_variables tpu_compiler)
 WITH_THE_NEWEST := $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(NEWEST),$(TEST))
 test-newest: $(WITH_THE_NEWEST)/.installed  ## run the tests with the newest JAX, if there is Python 3.13, and all optimizations
 	@$(WITH_THE_NEWEST)/bin/python $(SAY_VERSIONS)
-	REPLICAX_TEST_STRATEGIES=2 $(WITH_THE_NEWEST)/bin/python $(PYTEST) --unsampled \
+	REPLICAX_TEST_STRATEGIES=2 $(WITH_THE_NEWEST)/bin/python $(PYTEST) --numbers \
 	    $(patsubst %,--ignore=tests/%,$(OF_THE_OLDEST)) $(PYTEST_ARGS)
 
 # The comparison with TensorFlow runs where TensorFlow can be installed, and is skipped elsewhere.
@@ -191,10 +193,12 @@ clean:  ## remove environments and what tools leave behind
 	rm -rf $(DEMO) $(TEST) $(NEWEST) $(TENSORFLOW) $(PLAN) $(DOCS) $(BUILD) $(BUILD)-* build dist .hypothesis .jax_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# All at once, since they wait for the index and the disk; whoever needs one makes it again where that failed.
-OTHERS := tensorflow plan $(DOCS)/.installed $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(NEWEST)/.installed)
-environments:
-	@for one in $(TEST)/.installed $(OTHERS); do $(MAKE) --no-print-directory $$one & done; wait
+# The environments at once, since they wait for the index and the disk, and meanwhile the site, which takes one core.
+# Whoever needs an environment makes it again where that failed.
+OTHERS := tensorflow plan $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(NEWEST)/.installed)
+environments-and-docs:
+	@for one in $(OTHERS); do $(MAKE) --no-print-directory $$one & done; \
+	    $(MAKE) --no-print-directory docs; status=$$?; wait; exit $$status
 
 # Each environment has a stamp: it is installed again only when pyproject.toml has changed.
 $(DEMO)/.installed: pyproject.toml

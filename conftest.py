@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lowering
 import programs
 import pytest
 import selection
@@ -58,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, handler)
     # Registered by hand, because a fixture of this file would not reach the doctests in `src`.
     config.pluginmanager.register(_Everywhere(), "replicax-everywhere")
+    lowering.reuse_contexts()
     if "REPLICAX_SUITE_WORKERS" not in os.environ:
         _keep_programs(config.rootpath / ".jax_cache")
 
@@ -163,7 +165,7 @@ def _threads_left(before: set[threading.Thread], patience: float) -> list[thread
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory, request):
-    """`once(name, make)`: what `make` returns, made in one process of pytest-xdist and read by the others."""
+    """`once(name, make)`: what `make` returns or raises, made in one process of pytest-xdist and read by the others."""
     folder = tmp_path_factory.getbasetemp()
     if hasattr(request.config, "workerinput"):
         folder = folder.parent
@@ -173,8 +175,15 @@ def once(tmp_path_factory, request):
         with open(folder / f"{name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
-                path.write_bytes(pickle.dumps(make()))
-            return pickle.loads(path.read_bytes())
+                try:
+                    path.write_bytes(pickle.dumps((make(), None)))
+                except (Exception, pytest.fail.Exception) as error:
+                    path.write_bytes(pickle.dumps((None, f"{type(error).__name__}: {error}")))
+                    raise
+            result, failure = pickle.loads(path.read_bytes())
+            if failure is not None:
+                pytest.fail(f"{name} could not be made: {failure}", pytrace=False)
+            return result
 
     return made
 

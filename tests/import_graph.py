@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -23,14 +24,23 @@ class Import(NamedTuple):
 class Graph:
     """The modules of a package, by their dotted names inside of it, and their imports.
 
-    A folder's `__init__` has the folder's name; that of the package itself is `__init__`.
+    A folder's `__init__` has the folder's name; that of the package itself is `__init__`. Sources are parsed when
+    `trees` or `imports` is first asked for.
     """
 
     def __init__(self, package: Path):
         self.package = package
         self.paths = dict(sorted((self._name(path), path) for path in package.rglob("*.py")))
-        self.trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in self.paths.items()}
-        self.imports = {name: list(self._imports(name)) for name in self.paths}
+
+    @functools.cached_property
+    def trees(self) -> dict[str, ast.Module]:
+        """The syntax trees of the modules."""
+        return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in self.paths.items()}
+
+    @functools.cached_property
+    def imports(self) -> dict[str, list[Import]]:
+        """The imports of each module."""
+        return {name: list(self._imports(name)) for name in self.paths}
 
     def _name(self, path: Path) -> str:
         parts = path.relative_to(self.package).with_suffix("").parts

@@ -69,7 +69,7 @@ IMPORTED_WHERE_USED = {f"_autograph.{name}": {"malt"} for name in ("convert", "l
 
 
 GRAPH = Graph(PACKAGE)
-MODULES, TREES, IMPORTS = GRAPH.paths, GRAPH.trees, GRAPH.imports
+MODULES = GRAPH.paths
 
 # A circle that is there still.
 STILL_THERE = {"_strategies.extended", "_strategies.strategy"}
@@ -88,7 +88,7 @@ def place_of(module: str) -> int:
 
 def test_packages_import_from_those_below_them():
     wrong = []
-    for module, found in IMPORTS.items():
+    for module, found in GRAPH.imports.items():
         own = place_of(module)
         for imported in found:
             target = GRAPH.own_module(imported.module)
@@ -112,8 +112,8 @@ def test_no_module_is_in_a_circle():
 def test_only_one_module_uses_what_jax_does_not_document():
     wrong = []
     for module in MODULES.keys() - MAY_USE_JAX_SRC:
-        lines = [found.line for found in IMPORTS[module] if found.module.startswith("jax._src")]
-        lines += [node.lineno for node in ast.walk(TREES[module]) if getattr(node, "attr", None) == "_src"]
+        lines = [found.line for found in GRAPH.imports[module] if found.module.startswith("jax._src")]
+        lines += [node.lineno for node in ast.walk(GRAPH.trees[module]) if getattr(node, "attr", None) == "_src"]
         wrong += [f"{module}, line {line}" for line in lines]
     assert not wrong, f"jax._src is used by {wrong}; move that to {sorted(MAY_USE_JAX_SRC)}."
 
@@ -121,7 +121,7 @@ def test_only_one_module_uses_what_jax_does_not_document():
 def test_optional_libraries_are_imported_where_they_are_used():
     wrong = [
         f"{module}, line {found.line}: {found.module}"
-        for module, all_of_them in IMPORTS.items()
+        for module, all_of_them in GRAPH.imports.items()
         for found in all_of_them
         if not found.for_types and _is_wrong_there(module, found)
     ]

@@ -209,7 +209,7 @@ if wrong:
 '''
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, others="thorough")
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_the_examples_of_the_documents_run(document, run_python):
     """The ```python blocks, one after the other in one program. A ```py block is not run."""

@@ -246,10 +246,13 @@ def _serve(requests: socket.socket, modules: Sequence[str]) -> None:
     import gc
     import importlib
 
+    import lowering
+
     before = dict(os.environ)
     for name in modules:
         with contextlib.suppress(ImportError):  # not in every JAX; a program that needs the module fails by itself
             importlib.import_module(name)
+    lowering.reuse_contexts()
     set_by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()
@@ -319,7 +322,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     sys.argv[:] = request["argv"]
     path = [str(Path(request["argv"][0]).parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     sys.path[0:1] = path
-    for name in [name for name in sys.modules if name in ("warm_start", "fcntl")]:
+    for name in [name for name in sys.modules if name in ("warm_start", "lowering", "fcntl")]:
         del sys.modules[name]
     import replicax
 

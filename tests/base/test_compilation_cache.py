@@ -54,7 +54,7 @@ def test_a_second_run_compiles_nothing_whatever_has_become_of_the_files(run, tmp
     assert run(cache)[:-1] == ["3.0", "False", "True"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.processes
 @pytest.mark.parametrize("trouble", ["a file in the way", "others may write"])
 def test_a_folder_that_cannot_be_used_is_left_alone(run, tmp_path, trouble):

@@ -354,15 +354,15 @@ def ragged():
 
 
 @pytest.mark.parametrize(
-    "name, way",
+    "name, as_way",  # each is a case of its own, in both ways (see selection.py)
     [(name, way) for name, (_, both, _, _) in MISTAKES.items() for way in both],
     ids=lambda v: v if isinstance(v, str) else v.__name__,
 )
-def test_a_mistake_is_answered_in_its_terms(name, way):
+def test_a_mistake_is_answered_in_its_terms(name, as_way):
     call, _, error, words = MISTAKES[name]
     variables()
     with pytest.raises(error) as caught:
-        way(call)()
+        as_way(call)()
     missing = [word for word in words if word not in str(caught.value)]
     assert not missing, f"{missing} missing in: {caught.value}"
     assert not rx.has_strategy() and not rx.in_cross_replica_context()

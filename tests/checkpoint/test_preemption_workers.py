@@ -146,7 +146,7 @@ FREE = """
 """
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, others="thorough")
 @pytest.mark.parametrize("frozen", [2, 0])
 @pytest.mark.parametrize("then", [None, signal.SIGKILL])
 def test_a_worker_that_is_frozen_or_killed_during_the_agreement_is_named(folder, frozen, then):
@@ -206,7 +206,7 @@ def test_an_interrupt_while_saving_ends_all(folder):
     assert "worker 1 failed: KeyboardInterrupt" in done[0].stderr, workers.output()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_signal_before_the_first_and_after_the_last_step(folder, when):
     program = """

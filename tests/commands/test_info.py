@@ -217,7 +217,7 @@ def test_wrong_values_are_told(alone, tmp_path):
     assert len(problems) == len(wrong)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, others="thorough")
 @pytest.mark.parametrize(
     ("variable", "value", "told"),
     [

@@ -722,6 +722,7 @@ def _difference(expected, got, where=""):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("key", KEYS)
 def test_the_same_as_tensorflow(theirs, ours, key):
     expected, got = theirs[key], ours[key]

@@ -15,7 +15,8 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"
 
 pytest.importorskip("optax")
-pytest.importorskip("sklearn")
+if importlib.util.find_spec("sklearn") is None:  # whose data the example reads, and which takes long to import
+    pytest.skip("scikit-learn is not installed", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def test_another_seed_trains_differently(train, alone):
     assert abs(history["loss"][0] - alone["loss"][0]) > 1e-3
 
 
-@pytest.mark.thorough
+@pytest.mark.numbers
 def test_replicas_without_an_image_change_nothing(train):
     """Of the last batch, of one image, three of four replicas get none."""
     options = "--epochs", "1", "--batch-size", "1436"

@@ -222,7 +222,7 @@ def check(undisturbed: list[dict[str, list[str]]], resumed: list[dict[str, list[
     assert again <= INTERVAL * len(resumed)
 
 
-KILLED = [pytest.param(1, marks=pytest.mark.thorough), 3]
+KILLED = [1, pytest.param(3, marks=pytest.mark.thorough)]
 COPIED = [*(pytest.param(name, 2, marks=pytest.mark.thorough) for name in ("keras", "nnx")), ("random", 2)]
 
 

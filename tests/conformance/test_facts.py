@@ -14,9 +14,10 @@ import re
 
 import programs
 import pytest
+from recorded import selected
 
 HERE = pathlib.Path(__file__).parent / "facts"
-FACTS = json.loads((HERE / "facts.json").read_text())["facts"]
+FACTS = {fact["number"]: fact for fact in json.loads((HERE / "facts.json").read_text())["facts"]}
 DIFFERENCES = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "differences.md"
 
 # Names of JAX's own that differ from one of its versions to the next.
@@ -27,12 +28,13 @@ VERSIONS = [
 ]
 
 
-WORKERS = "MultiWorkerMirroredStrategy"  # the section whose programs start several processes
+# A section's programs start several processes, which see one CPU device each.
+OF_WORKERS = [number for number, fact in FACTS.items() if fact["section"] == "MultiWorkerMirroredStrategy"]
 
 
-def what_programs_print(folder, devices, *section):
-    """What programs print, run in one process of its own, since `replicax.tf` dresses JAX's arrays."""
-    arguments = [HERE / "facts.json", folder / "printed.json", *section]
+def what_programs_print(folder, devices, numbers):
+    """Return what the programs of facts print, run in one process, since `replicax.tf` changes how arrays are shown."""
+    arguments = [HERE / "facts.json", folder / "printed.json", json.dumps(numbers)]
     # Resolvers read the visible devices.
     env = {"REPLICAX_VIRTUAL_DEVICES": devices, "REPLICAX_PREFLIGHT": "quiet", "CUDA_VISIBLE_DEVICES": None}
     program = HERE / "run_facts.py"
@@ -41,8 +43,9 @@ def what_programs_print(folder, devices, *section):
 
 
 @pytest.fixture(scope="module")
-def printed(once, tmp_path_factory):
-    return once("facts", lambda: what_programs_print(tmp_path_factory.mktemp("facts"), "CPU:4,GPU:4"))
+def printed(request, once, tmp_path_factory):
+    numbers, folder = selected(request, "number"), tmp_path_factory.mktemp("facts")
+    return once("facts", lambda: what_programs_print(folder, "CPU:4,GPU:4", numbers))
 
 
 def in_words_of_311(text):
@@ -71,28 +74,29 @@ def check(fact, text):
     assert found == (recorded.read_text().rstrip("\n") if recorded.exists() else "")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    "fact",
-    [fact for fact in FACTS if fact["section"] != WORKERS],
-    ids=lambda fact: f"{fact['number']}: {fact['title']}",
+    "number",
+    [number for number in FACTS if number not in OF_WORKERS],
+    ids=lambda number: f"{number}: {FACTS[number]['title']}",
 )
-def test_fact(fact, printed):
-    check(fact, printed[str(fact["number"])])
+def test_fact(number, printed):
+    check(FACTS[number], printed[str(number)])
 
 
 @pytest.mark.thorough
 def test_facts_of_several_workers(tmp_path, subtests):
     """Facts 130 to 139, in one test, since each of their programs takes seconds."""
-    printed = what_programs_print(tmp_path, "CPU:4", WORKERS)
-    for fact in (fact for fact in FACTS if fact["section"] == WORKERS):
-        with subtests.test(fact["title"]):
-            check(fact, printed[str(fact["number"])])
+    printed = what_programs_print(tmp_path, "CPU:4", OF_WORKERS)
+    for number in OF_WORKERS:
+        with subtests.test(FACTS[number]["title"]):
+            check(FACTS[number], printed[str(number)])
 
 
 def test_every_difference_is_explained():
     """Each fact that differs stands in docs/reference/differences.md, and none that does not."""
     differing = {int(path.stem) for path in HERE.glob("*.diff")}
-    covered = {fact["number"] for fact in FACTS}
+    covered = set(FACTS)
     named = set()
     for line in DIFFERENCES.read_text().splitlines():
         if line.startswith("Facts:"):

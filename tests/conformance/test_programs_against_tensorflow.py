@@ -352,6 +352,7 @@ def assert_alike(ours: Any, theirs: Any, where: str) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4, err_msg=where)
 
 
+@pytest.mark.numbers
 def test_the_programs_of_one_machine(request, tmp_path):
     def live(names: list[str]) -> dict[str, Any]:
         return dict.fromkeys(

@@ -109,6 +109,7 @@ def test_every_combination_of_two_replicas_ends(run_python):
     assert len(results) == 200
 
 
+@pytest.mark.thorough
 def test_every_combination_of_four_replicas_ends(run_python):
     """Facts 13, 21."""
     results = check(run_python(_PROGRAM.format(n=4, kinds="sum gather assign return raise"), timeout=150), 4)

@@ -44,6 +44,7 @@ def run(run_python, code, **env):
 
 
 # With as many devices as the tests have anywhere: the more there are, the sooner XLA's threads run out.
+@pytest.mark.thorough
 def test_ten_thousand_unawaited_steps(run_python):
     run(run_python, _STEPS.format(n=8, steps=10_000), REPLICAX_VIRTUAL_DEVICES="GPU:8")
 

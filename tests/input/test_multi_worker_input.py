@@ -59,7 +59,7 @@ def run(folder, devices, program, timeout=120.0):
         return workers.join(timeout=timeout)
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids="{} devices".format)
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.thorough), 2], ids="{} devices".format)
 def job(request, once, tmp_path_factory) -> Job:
     told = once(f"input-{request.param}", lambda: _told(request.param, tmp_path_factory.mktemp("job")))
     return Job(request.param, told)
@@ -98,7 +98,6 @@ told("spec", [type(spec).__name__, [list(s.shape) for s in spec._value_specs]])
 """
 
 
-@pytest.mark.sampled(2)
 def test_sharding_by_data(job):
     """Facts 135, 165: the shares of one process's replicas, dealt out; who is left over gets empty ones."""
     devices, told = job.devices, job.told["data"]
@@ -123,7 +122,6 @@ iterator.close()
 """
 
 
-@pytest.mark.sampled(2)
 def test_without_sharding_every_worker_sees_all(job):
     """Fact 135: cut to the size of its shares."""
     devices, told = job.devices, job.told["off"]
@@ -587,6 +585,7 @@ for maker, (make, change) in makers.items() if jax.local_device_count() == 1 els
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("job", [1], ids="{} devices".format, indirect=True)
 def test_plain_results_whose_shapes_differ_between_workers_are_known_in_each_order(job):
     """One with the same shape as before on one worker only is no cached program's there, while another one traces."""

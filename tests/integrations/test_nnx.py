@@ -106,7 +106,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("make, way, gradients_of", CASES)
 def test_training_gives_what_nnx_alone_gives_on_whole_batches(make, way, gradients_of, alone):
     strategy = make()
@@ -211,6 +211,7 @@ def equal(a, b):
     return len(leaves[0]) > 10 and all(np.array_equal(x, y) for x, y in zip(*leaves, strict=True))
 
 
+@pytest.mark.numbers
 def test_a_checkpoint_goes_to_another_number_of_replicas_and_to_no_strategy(tmp_path):
     with mirrored(2).scope():
         model, optimizer = made(norm=True)

@@ -92,7 +92,7 @@ def programs(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("name", ["two", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("four", "central"))])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.numbers) for n in ("two", "four", "central")])
 def test_an_epoch_of_a_convolutional_model_is_one_program(name, programs):
     strategy = STRATEGIES[name]()
     expected = trained(strategy, convolutional, pad=False)
@@ -111,10 +111,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=[] if case == "synchronized" else pytest.mark.thorough) for case in CASES],
-)
+@pytest.mark.numbers
+@pytest.mark.parametrize("case", CASES)
 def test_a_fit_has_the_numbers_without_padding(case):
     make, options = CASES[case]
     # On four replicas each would normalize a single row, whose gradients are nothing but rounding.

@@ -75,9 +75,9 @@ def test_a_replica_without_rows_keeps_its_statistics():
     np.testing.assert_allclose(norm.mean[...], np.mean(expected, 0), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    "axis_name, rows", [pytest.param(None, 30, marks=pytest.mark.thorough), ("replica", 30), ("replica", 21)]
+    "axis_name, rows",
+    [*(pytest.param(*case, marks=pytest.mark.numbers) for case in ((None, 30), ("replica", 30))), ("replica", 21)],
 )
 def test_an_epoch_is_one_program_with_the_numbers_without_padding(axis_name, rows):
     """With 21 rows the last batch, of 5, leaves the last replica without any."""

@@ -94,7 +94,7 @@ def nnx_trained(size: int) -> tuple[list[list[float]], Stack, nnx.Optimizer]:
     return [[float(part) for part in step(x).values] for _ in range(2)], model, optimizer
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.numbers
 @pytest.mark.parametrize("size", [2, 4])
 def test_an_nnx_model_trains_as_on_one_device_a_replica(size):
     losses, model, optimizer = nnx_trained(size)
@@ -171,7 +171,7 @@ def keras_trained(size: int) -> tuple[list[float], keras.Model]:
     return history.history["loss"], model
 
 
-@pytest.mark.thorough
+@pytest.mark.numbers
 def test_a_keras_model_trains_as_on_one_device_a_replica():
     losses, model = keras_trained(2)
     expected_losses, expected = keras_trained(1)
@@ -193,6 +193,7 @@ def test_a_keras_model_has_one_all_reduce_for_each_half_of_a_block():
     assert collectives(forward, batch(strategy)) == [("all-reduce", 1)] * 4
 
 
+@pytest.mark.numbers
 def test_keras_models_are_saved_whole(tmp_path):
     _, model = keras_trained(2)
     model.save(tmp_path / "model.keras")

@@ -144,7 +144,7 @@ def run_dir(tmp_path):
 MORE_KILLED = [pytest.param(*case, marks=pytest.mark.thorough) for case in [(2, [0]), (3, [0]), (4, [1, 2])]]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("count, killed", [(3, [1]), *MORE_KILLED, (3, [0, 2])])
 def test_killed_workers_are_named(tmp_path, run_dir, figures, count, killed):
     """`kill -9`, also of worker 0, which holds JAX's coordination service, and of two at once."""
@@ -295,7 +295,7 @@ SWAPPED = """
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("size, odd, count, then", [(8, 1, 2, "time.sleep(600)"), (1024, 1, 2, "time.sleep(600)"),
                                                     (8, 2, 3, "time.sleep(600)"), (8, 0, 3, "pass")])  # fmt: skip
 def test_swapped_collectives_are_found(tmp_path, run_dir, figures, size, odd, count, then):
@@ -319,7 +319,7 @@ def test_swapped_collectives_are_found(tmp_path, run_dir, figures, size, odd, co
         assert run_dir.report(index)["kind"] == "diverged"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_process_that_is_ahead_is_compared_too(tmp_path, run_dir, ahead):
     """One process has made two calls where the other has made one, another one, and makes no more."""
@@ -375,7 +375,7 @@ def test_an_early_return_is_reported(tmp_path, run_dir, figures, early):
         assert run_dir.report(index)["kind"] == "left" and run_dir.report(index)["caused_by"] == early
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("early, pool", [(1, False), (0, True)])
 def test_a_thread_that_outlives_its_program_and_makes_no_calls_is_reported(tmp_path, run_dir, figures, early, pool):
     """`sys.exit(0)`, or the end of the program, while a data loader of its own still runs."""
@@ -411,7 +411,7 @@ def test_a_thread_that_outlives_its_program_and_makes_no_calls_is_reported(tmp_p
         assert run_dir.report(index)["caused_by"] == (None if index == early else early)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("error, status", [("KeyboardInterrupt()", -signal.SIGINT), ("ValueError('bad')", 1)])
 def test_an_exception_that_a_hook_of_the_program_shows_ends_all_while_a_thread_still_runs(tmp_path, error, status):
     """With the status that it has without the thread: a KeyboardInterrupt ends a program by its signal."""
@@ -599,7 +599,7 @@ def test_signals_end_a_worker_with_their_status(tmp_path, run_dir, figures, numb
             assert run_dir.report(index)["caused_by"] == target
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("then", ["raise RuntimeError('training failed') from error", "sys.exit(1)"])
 def test_the_cause_is_named_where_a_program_catches_what_followed_from_it(tmp_path, figures, then):
     """A program that ends by itself because a collective failed is not taken for the cause.
@@ -893,7 +893,7 @@ LISTENING = """
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="looks for sockets in /proc")
 @pytest.mark.parametrize("host", ["localhost", "own"])
 def test_a_job_listens_at_its_own_addresses_alone(tmp_path, host):

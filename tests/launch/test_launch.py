@@ -129,7 +129,7 @@ def test_without_a_report_the_traceback_on_standard_error_is_shown(tmp_path):
     assert told[-2:] == ["    ValueError: boom", "  worker 0: ended by the launcher (killed by SIGTERM)"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, others="thorough")
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGABRT"])
 def test_a_worker_that_a_signal_kills_is_told_by_the_signals_name(name, tmp_path):
     program = f"""
@@ -289,7 +289,7 @@ subprocess.Popen([sys.executable, "-S", "-c", orphan])
 _ASLEEP = 6  # of two workers
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, others="thorough")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_to_the_launcher_ends_everything(name, tmp_path):
     with Launch(tmp_path, "--workers 2 --max-restarts 3", _FAMILY + "for_ever()") as launch:

@@ -244,7 +244,7 @@ def connect(launch: Launch, port: int) -> socket.socket:
     return connections[0]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_launcher_that_dies_ends_all(rank, tmp_path):
     program = "print('ready')\nfor_ever()"
@@ -279,7 +279,7 @@ def test_a_worker_that_ends_before_it_joins_is_named_on_all_machines(tmp_path):
 SOON = {"REPLICAX_HEARTBEAT_TIMEOUT": "4"}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_launcher_that_is_stopped_is_noticed_and_ends_when_it_is_continued(rank, tmp_path):
     """SIGSTOP: the system of its machine goes on to answer for it."""
@@ -299,7 +299,7 @@ def test_a_launcher_that_is_stopped_is_noticed_and_ends_when_it_is_continued(ran
         assert "worker 1 failed first: its launcher was lost" in stopped.err
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
 def test_a_launcher_ends_its_own_workers_though_the_launcher_of_worker_0_is_stopped(name, tmp_path):
     """On a signal to the launcher itself (SIGTERM), and when its worker is killed (SIGKILL)."""
@@ -324,7 +324,7 @@ def test_a_launcher_ends_its_own_workers_though_the_launcher_of_worker_0_is_stop
     }[name] in one.err
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_interrupt_on_one_machine_ends_all_without_a_restart(rank, tmp_path):
     program = """

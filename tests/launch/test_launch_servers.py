@@ -189,7 +189,7 @@ def test_a_failure_of_the_chief_is_told_and_the_others_are_ended(tmp_path):
     assert lines[-2:] == ["    ValueError: boom", "  ps 0 and worker 0: ended by the launcher (killed by SIGTERM)"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("name, answer", [("worker 0", 5), ("ps 1", 5), ("evaluator 0", 5), ("worker 1", -9)])
 def test_a_task_that_fails_is_restarted_at_its_address_while_the_others_go_on(name, answer, tmp_path):
     program = f"""
@@ -250,7 +250,7 @@ def test_the_job_ends_without_any_worker(tmp_path):
     assert "  chief 0 and ps 0: ended by the launcher (killed by SIGTERM)\n" in launch.err
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("names", [["worker 0", "worker 1"], ["ps 0"]])
 def test_a_chief_does_not_wait_for_tasks_that_ended_before_it(names, tmp_path):
     program = f"""
@@ -301,7 +301,7 @@ def test_all_tasks_are_restarted_when_the_chief_fails(tmp_path):
     assert len({cluster for _, cluster in starts}) == 3  # new ports each time
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, others="thorough")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_to_the_launcher_ends_all_tasks(name, tmp_path):
     with Launch(tmp_path, "--workers 2 --ps 1 --max-restarts 1", "print('ready')\nfor_ever()") as launch:
@@ -396,7 +396,7 @@ def test_a_failure_of_the_chief_is_told_on_all_machines(tmp_path):
         ]  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, others="thorough")
 @pytest.mark.parametrize(
     "options, env, message",
     [
@@ -420,7 +420,7 @@ def coordinator_of(launch):
     return re.findall(r"127\.0\.0\.1:\d+", " ".join(map(str, launch._process.args)))[0]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("name, status", [("SIGTERM", 143), ("SIGKILL", -9)])
 def test_a_machine_with_workers_alone_may_leave_and_come_back(name, status, tmp_path):
     program = of_chief("""
@@ -507,7 +507,7 @@ def test_a_launcher_waits_while_the_one_before_it_may_still_be_there(tmp_path):
     assert told(zero)[-1] == "worker 1 on 127.0.0.1 came back."
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("name, status", [("SIGTERM", 143), ("SIGKILL", 1)])
 def test_the_job_ends_with_a_machine_that_has_a_server(name, status, tmp_path):
     program = of_chief("""

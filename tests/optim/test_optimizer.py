@@ -626,7 +626,7 @@ def test_small_arrays_of_a_sharded_state_stay_whole_in_packs(monkeypatch):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.numbers
 def test_packs_and_narrow_gradients_of_a_sharded_state():
     def adam():
         return optax.adam(0.01)

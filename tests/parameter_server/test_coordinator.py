@@ -192,6 +192,7 @@ def test_in_one_process(run, name):
     run("processes = False\n" + textwrap.dedent(ANYWHERE[name]))
 
 
+@pytest.mark.thorough
 def test_over_processes(run_well):
     run_well(in_turn(ANYWHERE, workers=3, servers=2), env=ENVIRONMENT)
 

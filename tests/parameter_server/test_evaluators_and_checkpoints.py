@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from ps_clusters import ENVIRONMENT, HEAD, in_turn
 
 OWN = """
@@ -159,5 +160,6 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.thorough
 def test_evaluators_and_checkpoints(run_well):
     run_well(in_turn(PROGRAMS, HEAD + OWN), env=ENVIRONMENT, timeout=240)

@@ -473,7 +473,7 @@ def test_ctrl_c_while_waiting_leaves_the_coordinator_usable(run):
     """)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("processes", [False, True])
 def test_a_program_may_end_while_functions_run(run, processes):
     run(f"""

@@ -75,6 +75,7 @@ def test_training_is_the_same(make, n, optimize):
     check_the_same(make(), optimize, DATA[:16])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [functools.partial(mirrored, 4), central])
 def test_training_with_uneven_batches_is_the_same(make, optimize):
     check_the_same(make(), optimize, DATA[:21])  # the last batch has 5 rows

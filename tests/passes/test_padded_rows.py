@@ -106,6 +106,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_and_gradients_are_those_of_the_rows_that_count(name):
     function, others, batch = LOSSES[name]

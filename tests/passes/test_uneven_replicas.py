@@ -189,7 +189,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("make, program", CASES)
 def test_the_same_as_eagerly(make, program):
     strategy = make()

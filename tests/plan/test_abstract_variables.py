@@ -182,7 +182,7 @@ def test_a_program_that_needs_values_before_its_step_is_told_that_there_are_none
     assert "variables have only shapes" in done.stderr, done.stderr
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_program_that_exits_before_its_step_is_not_taken_for_planned(command, tmp_path, status):
     file = tmp_path / "exits.py"

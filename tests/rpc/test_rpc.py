@@ -15,10 +15,12 @@ SERVER = """
     rpc = rx.experimental.rpc
 
     def serve():
-        import collections, jax.numpy as jnp
+        import collections, jax, jax.numpy as jnp
         Pair = collections.namedtuple("Pair", "first second")
         number = rx.TensorSpec([], "int32")
         count, table = rx.Variable(10), rx.Variable(jnp.arange(4.0))
+        with jax.enable_x64(True):
+            wide = rx.Variable(jnp.array([1 << 40, -3]))
 
         def add(a, b):
             return a + b
@@ -32,7 +34,6 @@ SERVER = """
         def fails(x):
             raise rx.InvalidArgumentError("not this one")
         def rounds(n):
-            import jax
             return jax.lax.while_loop(lambda i: i < n, lambda i: i + 1, 0)
 
         server = rpc.Server.create("grpc", "127.0.0.1:0")
@@ -44,6 +45,7 @@ SERVER = """
         server.register("nothing", rx.function(nothing))
         server.register("table", rx.function(lambda: table))
         server.register("bfloat16", rx.function(lambda x: x, input_signature=[rx.TensorSpec([None], jnp.bfloat16)]))
+        server.register("wide", rx.function(lambda: wide))
         server.register("large", rx.function(lambda x: x + 1, input_signature=[rx.TensorSpec([None])]))
         pair, other = Pair(number, [number]), {"v": number, "u": number}
         server.register("pair", rx.function(lambda p, d: p.first + p.second[0] + d["u"], input_signature=[pair, other]))
@@ -64,7 +66,7 @@ def test_values_structures_and_variables_of_a_server_in_another_process(run):
     with started(serve) as server:
         import jax, jax.numpy as jnp, numpy as np
         client = rpc.Client.create("grpc", server.address, timeout_in_ms=60_000)
-        names = ["add", "bfloat16", "bump", "concrete", "large", "nested", "nothing", "pair", "rounds", "table"]
+        names = ["add", "bfloat16", "bump", "concrete", "large", "nested", "nothing", "pair", "rounds", "table", "wide"]
         assert client.list() == names and all(hasattr(client, name + "_blocking") for name in names)
         result = client.call("add", args=[jnp.int32(2), 3], output_specs=rx.TensorSpec([], "int32"))
         assert result.is_ok() and isinstance(result.is_ok(), jax.Array) and result.get_value() == 5
@@ -80,6 +82,8 @@ def test_values_structures_and_variables_of_a_server_in_another_process(run):
         numbers = jnp.arange(3, dtype=jnp.bfloat16)
         back = client.bfloat16_blocking(numbers)
         assert back.dtype == numbers.dtype and (back == numbers).all()
+        wide = client.wide_blocking()
+        assert wide.dtype == np.int64 and wide.tolist() == [1 << 40, -3]
         large = np.zeros(3 << 20, np.float32)
         assert (client.large_blocking(large) == 1).all()
         specs = {"a": (rx.TensorSpec([], "int32"), rx.TensorSpec([], "int32")), "b": [rx.TensorSpec([2])]}

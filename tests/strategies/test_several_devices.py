@@ -234,7 +234,7 @@ def trained(strategy: rx.Strategy, way: Any) -> tuple[Any, Any, Any]:
     return losses, parameters, optimizer.state
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.numbers
 @ways
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_block_trains_as_on_one_device_a_replica(way, size):

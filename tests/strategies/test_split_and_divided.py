@@ -83,6 +83,7 @@ def same(one: Any, other: Any) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6), one, other)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("replicas", "size"), [(2, 2), (4, 2), (2, 4)])
 def test_training_is_as_with_whole_variables(replicas, size):
     losses, p, state = trained(both(replicas, size))
@@ -139,6 +140,7 @@ def test_devices_exchange_what_they_have_of_their_replica():
     assert len(large) == 5  # two matrices, each gathered once and scattered once, and the sum of one product
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_layers_in_a_loop_and_rows_of_a_table(checkpointed):
     layers, tokens = 3, 512
@@ -254,6 +256,7 @@ class Block(nnx.Module):
         return x + self.b(nnx.relu(self.a(x)))
 
 
+@pytest.mark.numbers
 def test_an_nnx_model_and_its_optimizer():
     def run(strategy):
         with strategy.scope():

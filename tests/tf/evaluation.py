@@ -13,7 +13,7 @@ import programs
 import pytest
 from recorded import from_tensorflow, sample, selected
 
-PART = 150  # expressions that a process evaluates
+PART = 150  # expressions or examples that a process evaluates, so that it stays far below its time limit
 
 
 class Results(NamedTuple):
@@ -23,17 +23,22 @@ class Results(NamedTuple):
     replicax: Mapping[str, Any]
 
 
-class _LazyResults(dict[str, Any]):
-    """Results of expressions, evaluated part by part: looking up an expression evaluates its part."""
+class LazyResults(dict[str, Any]):
+    """Results by name, computed part by part: looking up a name computes the results of its part.
 
-    def __init__(self, expressions: Sequence[str], results: Callable[[int, Sequence[str]], Mapping[str, Any]]):
+    Args:
+        names: all names.
+        compute: returns the results of a part; it is called with the part's number and names.
+    """
+
+    def __init__(self, names: Sequence[str], compute: Callable[[int, Sequence[str]], Mapping[str, Any]]):
         super().__init__()
-        self._expressions, self._results = list(expressions), results
+        self._names, self._compute = list(names), compute
 
-    def __missing__(self, expression: str) -> Any:
-        part = self._expressions.index(expression) // PART
-        self.update(self._results(part, self._expressions[part * PART : (part + 1) * PART]))
-        return self[expression]
+    def __missing__(self, name: str) -> Any:
+        part = self._names.index(name) // PART
+        self.update(self._compute(part, self._names[part * PART : (part + 1) * PART]))
+        return self[name]
 
 
 class Expressions:
@@ -91,7 +96,7 @@ class Expressions:
             evaluate = lambda: self.evaluate("replicax.tf", part, folders.mktemp("replicax"))  # noqa: E731
             return once(f"{self.record}-{number}", evaluate)
 
-        return Results(from_tensorflow(self.record, self.texts, self.live(request), chosen), _LazyResults(chosen, ours))
+        return Results(from_tensorflow(self.record, self.texts, self.live(request), chosen), LazyResults(chosen, ours))
 
     def sample(self, request: pytest.FixtureRequest) -> Results:
         """Return recorded results of some expressions, and what TensorFlow gives for them now."""

@@ -59,6 +59,7 @@ assert HERE not in {int(p) for batch in found for p in batch[4]} and told(found)
     )
 
 
+@pytest.mark.thorough
 def test_what_is_compiled_here_is_computed_here(run_tf):
     """XLA and NumPy differ in the last bits: which of them computes an element does not depend on processes."""
     run_tf(

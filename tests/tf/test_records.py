@@ -52,6 +52,7 @@ def results(request):
     return RECORDS.results(request)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("expression", RECORDS.all)
 def test_an_expression_gives_what_tensorflow_gives(expression, results):
     theirs, ours = (without_text(side[expression]) for side in results)

@@ -6,10 +6,12 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import programs
 import pytest
+from evaluation import LazyResults
 from recorded import selected
 
 ROOT = Path(__file__).parents[2]
@@ -28,19 +30,19 @@ EXAMPLES = tf_examples.load(FILES)
 def outputs(request, once, tmp_path_factory):
     """What the steps of the examples print whose tests run."""
 
-    def run() -> dict[str, list[str]]:
+    def run(names: Sequence[str]) -> dict[str, list[str]]:
         folder = tmp_path_factory.mktemp("examples")
-        (folder / "chosen.json").write_text(json.dumps(selected(request, "name")), encoding="utf-8")
+        (folder / "chosen.json").write_text(json.dumps(names), encoding="utf-8")
         files = {"--result": folder / "outputs.json", "--chosen": folder / "chosen.json"}
         arguments = ["--run", "replicax.tf", *(part for pair in files.items() for part in pair), *FILES]
         env = {"REPLICAX_VIRTUAL_DEVICES": "CPU:2"}
-        programs.run_well(SCRIPT, arguments, folder=folder, timeout=300.0, env=env, imports="replicax.tf")
+        programs.run_well(SCRIPT, arguments, folder=folder, timeout=230.0, env=env, imports="replicax.tf")
         return json.loads((folder / "outputs.json").read_text(encoding="utf-8"))
 
-    return once("examples", run)
+    return LazyResults(selected(request, "name"), lambda part, names: once(f"examples-{part}", lambda: run(names)))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_an_example_prints_what_its_file_says(name: str, outputs: dict[str, list[str]]) -> None:
     assert not tf_examples.differences(EXAMPLES[name], outputs[name])

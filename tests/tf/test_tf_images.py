@@ -25,7 +25,7 @@ def results(request):
     return IMAGES.results(request)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("expression", IMAGES.all)
 def test_an_operation_gives_what_tensorflow_gives(expression, results):
     assert_alike(results.tensorflow[expression], results.replicax[expression])

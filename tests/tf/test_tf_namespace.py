@@ -302,6 +302,7 @@ with strategy.scope():
 """)
 
 
+@pytest.mark.numbers
 def test_random_numbers(run):
     run("""
 r = tf.random

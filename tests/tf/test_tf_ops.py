@@ -71,7 +71,7 @@ def results(request):
     return OPERATIONS.results(request)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("expression", OPERATIONS.all)
 def test_an_operation_gives_what_tensorflow_gives(expression, results):
     assert_alike(results.tensorflow[expression], results.replicax[expression])

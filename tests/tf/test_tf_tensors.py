@@ -6,6 +6,8 @@ what one expression does not show. `replicax.tf` changes JAX's arrays, so each p
 
 from __future__ import annotations
 
+import pytest
+
 
 def test_dtypes_are_numpys_objects_with_the_attributes_of_tensorflow(run_python):
     """And nothing of numpy's own is another than before."""
@@ -110,6 +112,7 @@ x[m(1) - 2]; x[m(0), 1:]; x[(m(1),)]
 """
 
 
+@pytest.mark.numbers
 def test_a_number_among_arguments_may_be_a_variable_a_tensor_or_numpys(run_tf):
     """In each operation and index, and where it is a variable also compiled: always what Python's number gives."""
     run_tf(

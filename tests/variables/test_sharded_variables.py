@@ -176,7 +176,7 @@ TRANSFORMATIONS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form, name", [(per_variable, "adam"), *((of_pytree, name) for name in TRANSFORMATIONS)])
 def test_training_gives_what_it_gives_with_copies(form, name):
     expected = trained(mirrored(4), TRANSFORMATIONS[name](), form)
@@ -272,7 +272,7 @@ def by_hand(mesh, layers, width):
     return jax.jit(step, donate_argnums=(0, 1)).lower(*args).compile()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.numbers
 @pytest.mark.parametrize("n", [4, 8])
 def test_temporaries_are_no_more_than_in_shard_map_by_hand(n):
     """As many as a few matrices, and not as all of them."""
