@@ -134,9 +134,9 @@ injections: $(TEST)/.installed  ## preempt a job at random moments, and kill and
 test-tpu-compiler: $(TEST)/.installed plan  ## run the tests that compile for TPUs
 	$(WITH_PLAN) $(TEST)/bin/python $(PYTEST) --thorough tests/plan/test_tpu_compiler.py $(PYTEST_ARGS)
 
-# What depends on JAX, over one strategy, and each case of its own, so that every comparison of numbers is also made with
-# all optimizations. The rest is the oldest one's: tests of logical devices, of what starts many processes, and of what
-# does not compile.
+# What depends on JAX, over one strategy, and all that is marked `numbers`, so that every comparison of numbers is also
+# made with all optimizations. The rest is the oldest one's: tests of logical devices, of what starts many processes, and
+# of what does not compile.
 OF_THE_OLDEST := job cluster commands launch transport rpc benchmark test_layers.py test_architecture.py \
     test_release.py test_repository.py engine/test_stress.py strategies/test_several_devices_workers.py \
     input/test_multi_worker_input.py data/test_worker_processes.py variables/test_sharded_workers.py \
