@@ -77,7 +77,12 @@ demo-workers: $(DEMO)/.installed  ## the same in two worker processes
 SAY_TIME = seconds=$$(($$(date +%s) - $(STARTED))); \
     printf '$(1) passed, in %d:%02d minutes.\n' $$((seconds / 60)) $$((seconds % 60))
 
-test: interpreters lint test-python  ## check style and types, and run the tests on python3
+# While the types are checked, one process imports all tests, which compiles the sources: or each of the processes that
+# run the tests would do so by itself.
+test: interpreters $(TEST)/.installed  ## check style and types, and run the tests on python3
+	@$(TEST)/bin/python -m pytest --collect-only --quiet >/dev/null 2>&1 & \
+	    $(MAKE) --no-print-directory lint; status=$$?; wait; exit $$status
+	@$(MAKE) --no-print-directory test-python
 	@$(call SAY_TIME,Style$(comma) types and tests)
 
 # `make test` comes first, so that the most likely faults are found first.

@@ -41,6 +41,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_second_run_compiles_nothing_whatever_has_become_of_the_files(run, tmp_path):
     cache = tmp_path / "new" / "cache"

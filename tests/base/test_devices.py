@@ -130,6 +130,7 @@ def test_virtual_devices_from_the_environment(run_python, text, expected):
     assert (code, out) == (0, expected), err
 
 
+@pytest.mark.sampled(3, others="thorough")
 @pytest.mark.parametrize(
     "text", ["GPU", "GPU:0", "GPU:-1", "GPU:x", "GPU:1;CPU:1", "4", "GPU:1,GPU:2", "GPU:1.5", "GPU:1:2"]
 )

@@ -222,7 +222,7 @@ def check(undisturbed: list[dict[str, list[str]]], resumed: list[dict[str, list[
     assert again <= INTERVAL * len(resumed)
 
 
-KILLED = [1, pytest.param(3, marks=pytest.mark.thorough)]
+KILLED = [1, 3]
 COPIED = [*(pytest.param(name, 2, marks=pytest.mark.thorough) for name in ("keras", "nnx")), ("random", 2)]
 
 
@@ -234,6 +234,7 @@ def chosen(name: str, workers: int) -> tuple[int, int]:
     return chance.randrange(INTERVAL + 2, STEPS), chance.randrange(workers)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("workers", KILLED)
 def test_a_killed_job_goes_on_to_the_bit(tmp_path, workers):
     kill_at, victim = chosen("plain", workers)

@@ -38,7 +38,7 @@ def launched(options: str, name: str, *arguments: str) -> subprocess.CompletedPr
     return ended
 
 
-@pytest.mark.sampled(2, others="thorough")
+@pytest.mark.sampled(4, others="thorough")
 @pytest.mark.parametrize(
     "name, least",
     [("custom_training.py", 0.8), ("keras_fit.py", 0.8), ("tpu.py", 0.8), ("nnx.py", 0.8)],

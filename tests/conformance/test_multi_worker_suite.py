@@ -58,14 +58,9 @@ EAGERLY = "multi_worker and not compiled and (dataset or iterator or uneven or n
 DIVIDED = "multi_worker and (test_mirrored_variables.py or test_optimizer.py) and not scatter"
 
 
-@pytest.mark.parametrize(
-    "devices, tests, at_least",
-    [(1, "multi_worker and compiled", 25), (2, "multi_worker and not compiled", 40)],
-    ids=["compiled", "eagerly"],
-)
-def test_two_workers_pass_the_tests_that_cross_processes(devices, tests, at_least, tmp_path):
-    """Collectives, input, aggregation and uneven batches: with one replica in each worker, and with two."""
-    run_suite(tmp_path, devices, tests, at_least, ["-m", "across_processes", *files_with(ACROSS_PROCESSES)])
+def test_two_workers_pass_the_tests_that_cross_processes(tmp_path):
+    """Collectives, input, aggregation and uneven batches, with two replicas in each worker, and in one way each."""
+    run_suite(tmp_path, 2, "", 45, ["-m", "across_processes", *files_with(ACROSS_PROCESSES)])
 
 
 @pytest.mark.thorough
@@ -84,7 +79,7 @@ def run_suite(tmp_path, devices, tests, at_least, options, sharded=""):
 
     Args:
         devices: the number of devices in each worker.
-        tests: the tests, as `pytest -k` takes them.
+        tests: the tests, as `pytest -k` takes them; "" for all, of which each case runs in one way.
         at_least: the least number of tests.
         options: further arguments of pytest, among them the files.
         sharded: "1" to divide variables over the replicas.

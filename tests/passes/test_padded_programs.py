@@ -126,6 +126,7 @@ EXACT = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", EXACT)
 def test_what_is_exact_is_not_refused(name):
     check(name, EXACT[name], 8)

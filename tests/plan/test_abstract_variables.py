@@ -141,6 +141,7 @@ def command(run_python, tmp_path):
     return run
 
 
+@pytest.mark.thorough
 def test_the_command_plans_a_program_for_several_topologies(command, tmp_path):
     done = command("--topology", "4", "--topology", "2", "--picture", str(tmp_path / "plan.png"))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 # Counts the programs that are compiled.
 COUNTING = """
 import jax
@@ -72,6 +74,7 @@ assert callable(keras.visualization.plot_image_gallery)
     )
 
 
+@pytest.mark.thorough
 def test_variables_of_new_shapes_are_made_without_new_programs(run_tf):
     """The values are those that Keras's own functions give, of which each compiles a program for each shape."""
     run_tf(

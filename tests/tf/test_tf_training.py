@@ -26,6 +26,7 @@ def run(run_tf):
     return lambda program: run_tf(START + textwrap.dedent(program), timeout=240)
 
 
+@pytest.mark.numbers
 def test_layers_and_modules_draw_their_first_values_in_functions_and_the_stream_goes_on_after_them(run):
     """Eagerly the initial value is the first draw after the seed, the next one the second; no number comes twice."""
     run("""

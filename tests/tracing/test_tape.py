@@ -130,7 +130,7 @@ def second_derivative_of_jax(name):
     return jax.jit(jax.grad(product(jax.grad, FUNCTIONS[name])))(X)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradient_is_that_of_jax(name, run):
     np.testing.assert_allclose(run(taped(FUNCTIONS[name]), X), gradient_of_jax(name), rtol=1e-5, atol=1e-6)
@@ -151,7 +151,7 @@ def test_closing_over_an_array_where_it_cannot_be_followed():
         tape.gradient(y, X)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_second_derivative_is_that_of_jax(name, run):
     actual = run(taped(product(taped, FUNCTIONS[name])), X)

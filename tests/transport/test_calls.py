@@ -66,6 +66,7 @@ def test_large_arrays_go_both_ways_and_all_bytes_are_counted(run_over):
         """)
 
 
+@pytest.mark.thorough
 def test_many_threads_call_at_the_same_time(run_over):
     run_over("""
         import threading

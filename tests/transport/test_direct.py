@@ -217,6 +217,7 @@ def test_a_service_that_has_stopped_answers_no_more_though_connections_are_not_c
         """)
 
 
+@pytest.mark.thorough
 def test_as_many_strangers_as_there_may_be_keep_nobody_out(run):
     run("""
         import socket
