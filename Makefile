@@ -62,7 +62,7 @@ version_of = $(if $(1),$(shell $(1) -c 'import sys; print("%d.%d" % sys.version_
 VERSION := $(call version_of,$(PYTHON))
 VERSION_NEWEST := $(call version_of,$(PYTHON_NEWEST))
 
-.PHONY: help demo demo-workers test check check-rest environments-and-docs test-quick test-python test-thorough test-tpu-compiler test-newest injections record tensorflow plan interpreters lint format docs docs-browser docs-links bench dist faults clean
+.PHONY: help demo demo-workers test check check-rest environments test-quick test-python test-thorough test-tpu-compiler test-newest injections record tensorflow plan interpreters lint format docs docs-browser docs-links bench dist faults clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -89,7 +89,12 @@ test: interpreters $(TEST)/.installed  ## check style and types, and run the tes
 check: test check-rest  ## run every check: make test, then all cases, both ends of the versions, TensorFlow, TPUs, the site
 	@$(call SAY_TIME,All checks)
 
-check-rest: environments-and-docs test-thorough test-newest injections  ## run what make check has beside make test
+# The site, which takes one core, is built beside the tests.
+check-rest: environments  ## run what make check has beside make test
+	@mkdir -p build; $(MAKE) --no-print-directory docs >build/docs.log 2>&1 & site=$$!; \
+	    $(MAKE) --no-print-directory test-thorough && $(MAKE) --no-print-directory test-newest && \
+	    $(MAKE) --no-print-directory injections; tests=$$?; \
+	    wait $$site || { cat build/docs.log; exit 1; }; tail -n 1 build/docs.log; exit $$tests
 
 interpreters:
 ifeq ($(VERSION),)
@@ -198,12 +203,10 @@ clean:  ## remove environments and what tools leave behind
 	rm -rf $(DEMO) $(TEST) $(NEWEST) $(TENSORFLOW) $(PLAN) $(DOCS) $(BUILD) $(BUILD)-* build dist .hypothesis .jax_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# The environments at once, since they wait for the index and the disk, and meanwhile the site, which takes one core.
-# Whoever needs an environment makes it again where that failed.
-OTHERS := tensorflow plan $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(NEWEST)/.installed)
-environments-and-docs:
-	@for one in $(OTHERS); do $(MAKE) --no-print-directory $$one & done; \
-	    $(MAKE) --no-print-directory docs; status=$$?; wait; exit $$status
+# All at once, since they wait for the index and the disk; whoever needs one makes it again where that failed.
+OTHERS := tensorflow plan $(DOCS)/.installed $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(NEWEST)/.installed)
+environments:
+	@for one in $(TEST)/.installed $(OTHERS); do $(MAKE) --no-print-directory $$one & done; wait
 
 # Each environment has a stamp: it is installed again only when pyproject.toml has changed.
 $(DEMO)/.installed: pyproject.toml
