@@ -92,6 +92,7 @@ check: test check-rest  ## run every check: make test, then all cases, both ends
 # The site, which takes one core, is built beside the tests.
 check-rest: environments  ## run what make check has beside make test
 	@mkdir -p build; $(MAKE) --no-print-directory docs >build/docs.log 2>&1 & site=$$!; \
+	    trap "kill $$site; exit 130" INT TERM; \
 	    $(MAKE) --no-print-directory test-thorough && $(MAKE) --no-print-directory test-newest && \
 	    $(MAKE) --no-print-directory injections; tests=$$?; \
 	    wait $$site || { cat build/docs.log; exit 1; }; tail -n 1 build/docs.log; exit $$tests
@@ -109,7 +110,7 @@ endif
 ifeq ($(VERSION_NEWEST),)
 	@echo "There is no Python 3.13 here: the newest JAX is not tested on it. Name one with PYTHON_NEWEST=..."
 else ifeq ($(VERSION_NEWEST),$(VERSION))
-	@echo "That is the newest Python here too, so the tests run once."
+	@echo "That is the newest Python here too, so make check runs the tests twice with it: without and with all optimizations."
 else
 	@echo "Python $(VERSION_NEWEST) ($(PYTHON_NEWEST)) tests the newest JAX."
 endif
@@ -128,7 +129,7 @@ test-thorough: $(TEST)/.installed tensorflow plan  ## run the cases that make te
 	$(WITH_TENSORFLOW) $(WITH_PLAN) $(QUICK_COMPILING) $(TEST)/bin/python $(PYTEST) \
 	    --thorough -m "thorough or tensorflow" $(PYTEST_ARGS)
 
-RECORDED := tests/autograph tests/conformance tests/tf
+RECORDED := $(shell grep -lrE "\b(from_tensorflow|expressions_of)\b" --include="test_*.py" tests)
 # Name tests with PYTEST_ARGS; REPLICAX_RECORD=all also runs programs that have a valid record (see tests/recorded.py).
 record: $(TEST)/.installed tensorflow  ## store TensorFlow's results of new and changed programs of the tests
 	$(WITH_TENSORFLOW) REPLICAX_RECORD=$${REPLICAX_RECORD:-1} $(TEST)/bin/python -m pytest --quiet $(or $(PYTEST_ARGS),$(RECORDED))
@@ -148,11 +149,11 @@ test-tpu-compiler: $(TEST)/.installed plan  ## run the tests that compile for TP
 # made with all optimizations. The rest is the oldest one's: tests of logical devices, of what starts many processes, and
 # of what does not compile.
 OF_THE_OLDEST := job cluster commands launch transport rpc benchmark test_layers.py test_architecture.py \
-    test_release.py test_repository.py engine/test_stress.py strategies/test_several_devices_workers.py \
+    test_release.py test_repository.py test_selection.py engine/test_stress.py strategies/test_several_devices_workers.py \
     input/test_multi_worker_input.py data/test_worker_processes.py variables/test_sharded_workers.py \
     integrations/test_keras_parameter_servers.py \
     $(patsubst %,base/test_%.py,atomic_files compilation_cache devices messages) \
-    $(patsubst %,tf/test_%.py,check_tf dataset_processes keras_starts run_tf sonnet_names tf_imports tf_names) \
+    $(patsubst %,tf/test_%.py,check_tf dataset_processes keras_starts run_tf tf_imports tf_names) \
     $(patsubst %,parameter_server/test_%.py,faults bytes coordinator several_servers evaluators_and_checkpoints) \
     $(patsubst %,checkpoint/test_%.py,checkpoint_workers crash_points preemption_workers damage) \
     $(patsubst %,conformance/test_%.py,multi_worker_suite examples exact_resume) \

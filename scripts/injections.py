@@ -23,7 +23,7 @@ def main() -> None:
         figures = Path(folder) / "figures"
         settings = {"REPLICAX_REPEAT": times, "REPLICAX_FIGURES": str(figures), "REPLICAX_TEST_FRESH": "1"}
         environment = {**os.environ, **settings}
-        command = [sys.executable, "-m", "pytest", "-q", "tests/job/test_no_silent_hang.py", *rest]
+        command = [sys.executable, "-m", "pytest", "--thorough", "-q", "tests/job/test_no_silent_hang.py", *rest]
         status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         lines = figures.read_text(encoding="utf-8").splitlines() if figures.exists() else []
     cases: dict[str, list[float]] = collections.defaultdict(list)

@@ -24,7 +24,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "figures"
         settings = {"REPLICAX_CRASH_SAVES": saves, "REPLICAX_DAMAGES": times, "REPLICAX_FIGURES": str(figures)}
-        command = [sys.executable, "-m", "pytest", "-q", "-o", "faulthandler_timeout=0"]
+        command = [sys.executable, "-m", "pytest", "--thorough", "-q", "-o", "faulthandler_timeout=0"]
         tests = ["tests/checkpoint/test_crash_points.py", "tests/checkpoint/test_damage.py"]
         status = subprocess.run([*command, *tests], cwd=ROOT, env={**os.environ, **settings}, check=False).returncode
         lines = figures.read_text(encoding="utf-8").splitlines() if figures.exists() else []

@@ -12,12 +12,16 @@ JAX and all optimizations (see Makefile). Where that does not run the test, it i
 from __future__ import annotations
 
 import itertools
+import os
 import zlib
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
 import pytest
 
+Place = tuple[Hashable, "str | None", str]  # a case of a test's own, a strategy and a way
+_MARKS = {"thorough", "numbers"}
+_WAYS = {"compiled", "eager"}
 # Where a test has strategies, these parameters are theirs, and not cases of its own.
 _OF_STRATEGIES = {"make", "n"}
 
@@ -46,36 +50,54 @@ def _deal(combinations: Sequence[pytest.Function], turn: int, numbers: bool) -> 
     sampled = combinations[0].get_closest_marker("sampled")
     step = min(sampled.args[0], len(cases)) if sampled else 1
     for start in range(step):
-        in_sample = numbers or start == turn % step
         group = cases[start::step]
-        # Case c meets strategy s every `period` pairs, so that each case and each strategy occurs.
-        period = min(len(group), len(strategies))
-        runs = Counter[str | None]()  # of a strategy, which takes its ways in turn
-        for (c, case), (s, strategy) in itertools.product(enumerate(group), enumerate(strategies)):
-            omitted = [way for way in ways if (case, strategy, way) in items]
-            if omitted and (c + s + turn) % period == 0:
-                way = omitted.pop((s + runs[strategy] + turn) % len(omitted))
-                runs[strategy] += 1
-                if not in_sample:
-                    items[case, strategy, way].add_marker(sampled.kwargs.get("others", "numbers"))
-            for way in omitted:
-                items[case, strategy, way].add_marker("thorough")
+        chosen = choose([place for place in items if place[0] in group], group, strategies, ways, turn)
+        for place in items:
+            if place[0] in group and place not in chosen:
+                items[place].add_marker("thorough")
+            elif place[0] in group and sampled and not numbers and start != turn % step:
+                items[place].add_marker(sampled.kwargs.get("others", "numbers"))
 
 
-def _place(item: pytest.Function) -> tuple[Hashable, str | None, object]:
-    """Return a combination's own case, its strategy and its way; a strategy is None where the test has no table."""
+def choose(
+    places: Sequence[Place], cases: Sequence[Hashable], strategies: Sequence[str | None], ways: Sequence[str], turn: int
+) -> set[Place]:
+    """Return few of the places, in which each case, each strategy and each way occurs."""
+    chosen: set[Place] = set()
+    # Case c meets strategy s every `period` pairs, so that each case and each strategy occurs.
+    period = min(len(cases), len(strategies))
+    runs = Counter[str | None]()  # of a strategy, which takes its ways in turn
+    for (c, case), (s, strategy) in itertools.product(enumerate(cases), enumerate(strategies)):
+        there = [place for place in places if place[:2] == (case, strategy)]
+        if there and (c + s + turn) % period == 0:
+            chosen.add(there[(s + runs[strategy] + turn) % len(there)])
+            runs[strategy] += 1
+    for way in set(ways) - {place[2] for place in chosen}:
+        chosen.update([place for place in places if place[2] == way][:1])
+    return chosen
+
+
+def _place(item: pytest.Function) -> Place:
+    """Return a combination's own case, its strategy and its way: None where the test has no table, "" for no way."""
     strategy = item.get_closest_marker("strategy")
-    apart = {"way"} | (_OF_STRATEGIES if strategy else set())
+    params = dict(item.callspec.params)
+    way = getattr(params.get("way"), "__name__", "")
+    apart = ({"way"} if way in _WAYS else set()) | (_OF_STRATEGIES if strategy else set())
     # `callspec.indices` number combinations, and values need not be hashable.
-    case = tuple(id(value) for name, value in sorted(item.callspec.params.items()) if name not in apart)
-    return case, strategy.args[0] if strategy else None, item.callspec.params.get("way")
+    case = tuple(id(value) for name, value in sorted(params.items()) if name not in apart)
+    return case, strategy.args[0] if strategy else None, way if way in _WAYS else ""
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the cases that are marked `thorough` or `numbers`, unless they are asked for."""
-    if config.option.keyword or any("::" in name for name in config.args):
+    """Deselect the cases that are marked `thorough` or `numbers`, unless they are asked for, or recorded anew."""
+    named = config.option.keyword or any("::" in name for name in config.args)
+    if named or os.environ.get("REPLICAX_RECORD"):
         return
-    left_out = {mark for mark in ("thorough", "numbers") if not config.getoption(mark)}
-    deselected = {item for item in items if not left_out.isdisjoint(mark.name for mark in item.iter_markers())}
+    asked = {name for name in _MARKS if config.getoption(name)}
+    deselected = set()
+    for item in items:
+        marks = _MARKS & {mark.name for mark in item.iter_markers()}
+        if marks and not marks & asked:
+            deselected.add(item)
     config.hook.pytest_deselected(items=deselected)
     items[:] = [item for item in items if item not in deselected]

@@ -66,7 +66,7 @@ def test_the_losses_do_not_depend_on_the_number_of_replicas(train, alone):
     np.testing.assert_allclose(history["test_accuracy"], alone["test_accuracy"], atol=1.5 / 360)
 
 
-@pytest.mark.thorough
+@pytest.mark.numbers
 def test_two_workers_make_the_same_losses(run_python, alone, tmp_path):
     """Under the launcher, with a batch that does not divide evenly at the end of each epoch."""
     script = tmp_path / "workers.py"

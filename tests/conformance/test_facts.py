@@ -84,7 +84,7 @@ def test_fact(number, printed):
     check(FACTS[number], printed[str(number)])
 
 
-@pytest.mark.thorough
+@pytest.mark.numbers
 def test_facts_of_several_workers(tmp_path, subtests):
     """Facts 130 to 139, in one test, since each of their programs takes seconds."""
     printed = what_programs_print(tmp_path, "CPU:4", OF_WORKERS)

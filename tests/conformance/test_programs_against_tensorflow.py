@@ -368,7 +368,7 @@ def test_the_programs_of_one_machine(request, tmp_path):
     np.testing.assert_allclose(again, losses[16:], rtol=1e-5)  # what was restored goes on alike
 
 
-@pytest.mark.thorough
+@pytest.mark.numbers
 def test_the_program_of_several_workers(request, tmp_path):
     def live(names: list[str]) -> dict[str, Any]:
         python = request.getfixturevalue("tensorflow_python")

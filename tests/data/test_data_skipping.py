@@ -180,7 +180,7 @@ def test_an_exception_of_a_function_comes_in_place_of_its_element():
             next(restored)
 
 
-@pytest.mark.thorough
+@pytest.mark.numbers
 def test_the_order_of_a_shuffle_is_one_whatever_it_shuffles():
     for count, size in ((20_000, 9000), (8200, 8), (30_000, 1)):
         rows = [int(x) for x in R(count).shuffle(size, seed=2).as_numpy_iterator()]
@@ -268,7 +268,7 @@ def test_batches_that_are_cut_anew_are_named(monkeypatch):
         assert going_on(rx.data.AutoShardPolicy.OFF) == [[16, 17], [18, 19]]
 
 
-@pytest.mark.thorough
+@pytest.mark.numbers
 def test_elements_that_fail_and_are_ignored_fail_and_are_ignored_after_a_restore_too():
     """Without `ignore_errors` an exception is not counted, so that the element after it would come again."""
 
