@@ -6,7 +6,8 @@ A case is left out if it costs much and others show nearly the same. A test that
 Strategies and the two ways to run (see strategies.py) are dealt: a test runs each case of its own, each strategy and
 each way at least once, and the other combinations are `thorough`. Of a test that is marked `sampled(n)`, every n-th
 case of its own runs, and the others are comparisons of `numbers`, which run with `pytest --numbers`, as with the newest
-JAX and all optimizations (see Makefile). Where that does not run the test, it is `sampled(n, others="thorough")`.
+JAX and all optimizations (see Makefile). Where that does not run the test, or what is compared are two programs of
+replicax, it is `sampled(n, others="thorough")`.
 """
 
 from __future__ import annotations

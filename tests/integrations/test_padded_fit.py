@@ -92,7 +92,12 @@ def programs(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.numbers) for n in ("two", "four", "central")])
+def costly(names, as_users):
+    """Cases for `parametrize`: those `as_users` compile with all optimizations, the others only without."""
+    return [pytest.param(n, marks=pytest.mark.numbers if n in as_users else pytest.mark.thorough) for n in names]
+
+
+@pytest.mark.parametrize("name", costly(["two", "four", "central"], ["two"]))
 def test_an_epoch_of_a_convolutional_model_is_one_program(name, programs):
     strategy = STRATEGIES[name]()
     expected = trained(strategy, convolutional, pad=False)
@@ -111,8 +116,7 @@ CASES = {
 }
 
 
-@pytest.mark.numbers
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", costly(CASES, ["synchronized", "weighted"]))
 def test_a_fit_has_the_numbers_without_padding(case):
     make, options = CASES[case]
     # On four replicas each would normalize a single row, whose gradients are nothing but rounding.

@@ -77,7 +77,7 @@ OF_ALL = pytest.mark.parametrize("name", OPTIMIZERS)
 EXPORTED = ["sgd", "clip_adamw", "lamb"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, others="thorough")
 @OF_ALL
 def test_embeddings_trained_by_optax(name):
     """With a table that is divided over three servers, and in one of the other places."""
@@ -114,7 +114,7 @@ def test_embeddings_of_bfloat16():
         check(simulate(step, args, *place), 2e-2)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, others="thorough")
 @OF_ALL
 def test_a_network_ships_its_gradients_and_reads_its_weights(name):
     outcome = check(simulate(*mlp_step(OPTIMIZERS[name]()), exported=name in EXPORTED), 2e-6)

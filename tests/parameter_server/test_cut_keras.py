@@ -29,7 +29,7 @@ OPTIMIZERS = {
 ON_ONE_SERVER = ["AdamW", "average", "loss scale"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, others="thorough")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_model_with_an_embedding_dropout_and_moving_averages(name):
     strategy = rx.OneDeviceStrategy("CPU:0")

@@ -223,7 +223,7 @@ def test_what_cannot_be_exact_is_refused(name):
 NUMBERS = [name for name in {**EXACT, **UNSURE} if "n" in name.split() or any(c in name for c in "*()%</")]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, others="thorough")
 @pytest.mark.parametrize("most", [2, 3, 4, 5, 6])
 @pytest.mark.parametrize("name", NUMBERS)
 def test_of_few_rows_too_results_are_exact_or_refused(name, most):
