@@ -56,6 +56,22 @@ for shape in ([4], [9], [2, 2]):
     )
 
 
+def test_a_seed_that_is_set_again_repeats_the_orders_of_datasets(run_tf):
+    """`set_seed` begins anew the numbers of operations and those of datasets."""
+    run_tf(
+        """
+def orders():
+    tf.random.set_seed(3)
+    datasets = [tf.data.Dataset.range(20).shuffle(20) for _ in range(2)]
+    return [list(dataset.as_numpy_iterator()) for dataset in datasets]
+
+first, second = orders()
+assert sorted(first) == list(range(20)) and first != second
+assert orders() == [first, second]
+"""
+    )
+
+
 def test_shapes_share_programs(run_tf):
     """A new shape is not compiled anew; one that is drawn very often gets a program of its own."""
     run_tf(
