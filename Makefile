@@ -58,6 +58,8 @@ WITH_TENSORFLOW = if [ -e $(TENSORFLOW)/.installed ]; then \
     export REPLICAX_TENSORFLOW_PYTHON="$${REPLICAX_TENSORFLOW_PYTHON:-$(CURDIR)/$(TENSORFLOW)/bin/python}"; fi;
 SAY_VERSIONS = -c 'import jax, sys; print("Testing on Python", sys.version.split()[0], "with JAX", jax.__version__)'
 
+SAY_EXPECTED = echo "All of the tests that follow take about $(1) minutes on 2 idle cores."
+
 version_of = $(if $(1),$(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null))
 VERSION := $(call version_of,$(PYTHON))
 VERSION_NEWEST := $(call version_of,$(PYTHON_NEWEST))
@@ -123,9 +125,11 @@ test-quick: $(TEST)/.installed  ## run the essentials in under a minute: one str
 # Here JAX compiles without the slow passes, since there is much to compile; with the newest JAX it compiles with all.
 test-python: $(TEST)/.installed  ## run the tests on python3 (JAX 0.10.2 where that is Python 3.11)
 	@$(TEST)/bin/python $(SAY_VERSIONS)
+	@$(call SAY_EXPECTED,14)
 	$(QUICK_COMPILING) $(TEST)/bin/python $(PYTEST) $(PYTEST_ARGS)
 
 test-thorough: $(TEST)/.installed tensorflow plan  ## run the cases that make test leaves out, with TensorFlow and XLA's compiler for TPUs
+	@$(call SAY_EXPECTED,13)
 	$(WITH_TENSORFLOW) $(WITH_PLAN) $(QUICK_COMPILING) $(TEST)/bin/python $(PYTEST) \
 	    --thorough -m "thorough or tensorflow" $(PYTEST_ARGS)
 
@@ -161,6 +165,7 @@ OF_THE_OLDEST := job cluster commands launch transport rpc benchmark test_layers
 WITH_THE_NEWEST := $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(NEWEST),$(TEST))
 test-newest: $(WITH_THE_NEWEST)/.installed  ## run the tests with the newest JAX, if there is Python 3.13, and all optimizations
 	@$(WITH_THE_NEWEST)/bin/python $(SAY_VERSIONS)
+	@$(call SAY_EXPECTED,22)
 	REPLICAX_TEST_STRATEGIES=2 $(WITH_THE_NEWEST)/bin/python $(PYTEST) --numbers \
 	    $(patsubst %,--ignore=tests/%,$(OF_THE_OLDEST)) $(PYTEST_ARGS)
 
