@@ -133,7 +133,7 @@ test-thorough: $(TEST)/.installed tensorflow plan  ## run the cases that make te
 	$(WITH_TENSORFLOW) $(WITH_PLAN) $(QUICK_COMPILING) $(TEST)/bin/python $(PYTEST) \
 	    --thorough -m "thorough or tensorflow" $(PYTEST_ARGS)
 
-RECORDED := $(shell grep -lrE "\b(from_tensorflow|expressions_of)\b" --include="test_*.py" tests)
+RECORDED = $(shell grep -lrE "\b(from_tensorflow|expressions_of)\b" --include="test_*.py" tests)
 # Name tests with PYTEST_ARGS; REPLICAX_RECORD=all also runs programs that have a valid record (see tests/recorded.py).
 record: $(TEST)/.installed tensorflow  ## store TensorFlow's results of new and changed programs of the tests
 	$(WITH_TENSORFLOW) REPLICAX_RECORD=$${REPLICAX_RECORD:-1} $(TEST)/bin/python -m pytest --quiet $(or $(PYTEST_ARGS),$(RECORDED))
@@ -149,8 +149,8 @@ injections: $(TEST)/.installed  ## preempt a job at random moments, and kill and
 test-tpu-compiler: $(TEST)/.installed plan  ## run the tests that compile for TPUs
 	$(WITH_PLAN) $(TEST)/bin/python $(PYTEST) --thorough tests/plan/test_tpu_compiler.py $(PYTEST_ARGS)
 
-# What depends on JAX, over one strategy, and all that is marked `numbers`, so that every comparison of numbers is also
-# made with all optimizations. The rest is the oldest one's: tests of logical devices, of what starts many processes, and
+# What depends on JAX, over one strategy, and all that is marked `numbers`, so that numbers are also compared with all
+# optimizations. The rest is the oldest one's: tests of logical devices, of what starts many processes, and
 # of what does not compile.
 OF_THE_OLDEST := job cluster commands launch transport rpc benchmark test_layers.py test_architecture.py \
     test_release.py test_repository.py test_selection.py engine/test_stress.py strategies/test_several_devices_workers.py \

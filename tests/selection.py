@@ -51,12 +51,13 @@ def _deal(combinations: Sequence[pytest.Function], turn: int, numbers: bool) -> 
     sampled = combinations[0].get_closest_marker("sampled")
     step = min(sampled.args[0], len(cases)) if sampled else 1
     for start in range(step):
-        group = cases[start::step]
-        chosen = choose([place for place in items if place[0] in group], group, strategies, ways, turn)
-        for place in items:
-            if place[0] in group and place not in chosen:
+        group = dict.fromkeys(cases[start::step])
+        places = [place for place in items if place[0] in group]
+        chosen = choose(places, list(group), strategies, ways, turn)
+        for place in places:
+            if place not in chosen:
                 items[place].add_marker("thorough")
-            elif place[0] in group and sampled and not numbers and start != turn % step:
+            elif sampled and not numbers and start != turn % step:
                 items[place].add_marker(sampled.kwargs.get("others", "numbers"))
 
 
@@ -64,14 +65,17 @@ def choose(
     places: Sequence[Place], cases: Sequence[Hashable], strategies: Sequence[str | None], ways: Sequence[str], turn: int
 ) -> set[Place]:
     """Return few of the places, in which each case, each strategy and each way occurs."""
+    pairs: dict[tuple[Hashable, str | None], list[Place]] = {}
+    for place in places:
+        pairs.setdefault(place[:2], []).append(place)
     chosen: set[Place] = set()
     # Case c meets strategy s every `period` pairs, so that each case and each strategy occurs.
     period = min(len(cases), len(strategies))
     runs = Counter[str | None]()  # of a strategy, which takes its ways in turn
     for (c, case), (s, strategy) in itertools.product(enumerate(cases), enumerate(strategies)):
-        there = [place for place in places if place[:2] == (case, strategy)]
-        if there and (c + s + turn) % period == 0:
-            chosen.add(there[(s + runs[strategy] + turn) % len(there)])
+        combinations = pairs.get((case, strategy))
+        if combinations and (c + s + turn) % period == 0:
+            chosen.add(combinations[(s + runs[strategy] + turn) % len(combinations)])
             runs[strategy] += 1
     for way in set(ways) - {place[2] for place in chosen}:
         chosen.update([place for place in places if place[2] == way][:1])

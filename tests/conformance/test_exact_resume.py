@@ -222,7 +222,6 @@ def check(undisturbed: list[dict[str, list[str]]], resumed: list[dict[str, list[
     assert again <= INTERVAL * len(resumed)
 
 
-KILLED = [1, 3]
 COPIED = [*(pytest.param(name, 2, marks=pytest.mark.thorough) for name in ("keras", "nnx")), ("random", 2)]
 
 
@@ -235,7 +234,7 @@ def chosen(name: str, workers: int) -> tuple[int, int]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("workers", KILLED)
+@pytest.mark.parametrize("workers", [1, 3])
 def test_a_killed_job_goes_on_to_the_bit(tmp_path, workers):
     kill_at, victim = chosen("plain", workers)
     assert succeeded(run(tmp_path / "undisturbed", "plain", workers))

@@ -92,12 +92,12 @@ def programs(monkeypatch):
     return made
 
 
-def costly(names, as_users):
-    """Cases for `parametrize`: those `as_users` compile with all optimizations, the others only without."""
-    return [pytest.param(n, marks=pytest.mark.numbers if n in as_users else pytest.mark.thorough) for n in names]
+def mark_cases(names, numbers):
+    """Return cases for `parametrize`, those in `numbers` with that mark and the others with `thorough`."""
+    return [pytest.param(n, marks=pytest.mark.numbers if n in numbers else pytest.mark.thorough) for n in names]
 
 
-@pytest.mark.parametrize("name", costly(["two", "four", "central"], ["two"]))
+@pytest.mark.parametrize("name", mark_cases(["two", "four", "central"], ["two"]))
 def test_an_epoch_of_a_convolutional_model_is_one_program(name, programs):
     strategy = STRATEGIES[name]()
     expected = trained(strategy, convolutional, pad=False)
@@ -116,7 +116,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", costly(CASES, ["synchronized", "weighted"]))
+@pytest.mark.parametrize("case", mark_cases(CASES, ["synchronized", "weighted"]))
 def test_a_fit_has_the_numbers_without_padding(case):
     make, options = CASES[case]
     # On four replicas each would normalize a single row, whose gradients are nothing but rounding.
