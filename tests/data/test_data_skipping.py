@@ -69,7 +69,7 @@ def check_restored_everywhere(make):
         assert [plain(element) for element in restored] == seen[position:], position
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, others="thorough")
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("kind", READERS)
@@ -101,7 +101,7 @@ COUNTED = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("threads", [None, 2])
 @pytest.mark.parametrize("name", COUNTED)
 def test_functions_are_not_called_for_what_is_skipped(name, threads):
@@ -180,7 +180,7 @@ def test_an_exception_of_a_function_comes_in_place_of_its_element():
             next(restored)
 
 
-@pytest.mark.numbers
+@pytest.mark.thorough
 def test_the_order_of_a_shuffle_is_one_whatever_it_shuffles():
     for count, size in ((20_000, 9000), (8200, 8), (30_000, 1)):
         rows = [int(x) for x in R(count).shuffle(size, seed=2).as_numpy_iterator()]
@@ -220,7 +220,7 @@ BATCHES_OF_ROWS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("drop_remainder", [False, True])
 @pytest.mark.parametrize("name", BATCHES_OF_ROWS)
 def test_batches_of_rows_go_on_at_each_place(name, drop_remainder):
@@ -268,7 +268,7 @@ def test_batches_that_are_cut_anew_are_named(monkeypatch):
         assert going_on(rx.data.AutoShardPolicy.OFF) == [[16, 17], [18, 19]]
 
 
-@pytest.mark.numbers
+@pytest.mark.thorough
 def test_elements_that_fail_and_are_ignored_fail_and_are_ignored_after_a_restore_too():
     """Without `ignore_errors` an exception is not counted, so that the element after it would come again."""
 

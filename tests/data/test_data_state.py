@@ -82,7 +82,7 @@ def listed(elements, most=70):
     return [plain(element) for element, _ in zip(elements, range(most))]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, others="thorough")
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_restored_iterator_goes_on_where_the_saved_one_stood(name):
     for warm in (0, 1):
@@ -180,7 +180,7 @@ def test_numpy_iterators_too():
     assert list(restored) == rest == [1, 2, 3, 4] and type(rest[0]) is np.int64
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, others="thorough")
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("name", ["rows", "batches again and again", "prefetch", "cache of rows", "generator"])
 @pytest.mark.parametrize("buffer", [0, 2])
