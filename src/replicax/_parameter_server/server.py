@@ -92,8 +92,8 @@ class Server:
         """The address, with `grpc://` before it.
 
         >>> from replicax.coordinator import Server
-        >>> Server({"worker": ["localhost:8470"]}, start=False).target
-        'grpc://localhost:8470'
+        >>> Server({"worker": ["localhost:0"]}, start=False).target  # port 0 stands for any free port
+        'grpc://localhost:...'
         """
         return f"grpc://{self._service.address}"
 
