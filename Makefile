@@ -149,9 +149,9 @@ injections: $(TEST)/.installed  ## preempt a job at random moments, and kill and
 test-tpu-compiler: $(TEST)/.installed plan  ## run the tests that compile for TPUs
 	$(WITH_PLAN) $(TEST)/bin/python $(PYTEST) --thorough tests/plan/test_tpu_compiler.py $(PYTEST_ARGS)
 
-# What depends on JAX, over one strategy, and all that is marked `numbers`, so that numbers are also compared with all
-# optimizations. The rest is the oldest one's: tests of logical devices, of what starts many processes, and
-# of what does not compile.
+# The tests that depend on JAX, over one strategy, and the cases that are marked `numbers`, so that numbers are also
+# compared with all optimizations. The files below run with the oldest JAX alone: they test logical devices, start many
+# processes, or compile nothing.
 OF_THE_OLDEST := job cluster commands launch transport rpc benchmark test_layers.py test_architecture.py \
     test_release.py test_repository.py test_selection.py engine/test_stress.py strategies/test_several_devices_workers.py \
     input/test_multi_worker_input.py variables/test_sharded_workers.py \

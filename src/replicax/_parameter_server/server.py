@@ -20,7 +20,7 @@ class ServerDef:
 
     Args:
         cluster: the cluster.
-        job_name, task_index: which task of it.
+        job_name, task_index: the task's job and its index in the job.
         protocol: `"grpc"`.
     """
 
@@ -33,22 +33,22 @@ class ServerDef:
 class Server:
     """A task of a cluster: a worker, which runs functions for a coordinator, or a parameter server.
 
-    It runs in threads of this process; `join` waits for ever, which is all that the program of such a task does.
-    Several servers may be in one process, with the coordinator or without.
+    The server runs in threads of this process. The program of a task makes a server and calls `join`, which waits
+    until the process ends. One process can run several servers, and the coordinator too.
 
     Args:
-        server_or_cluster_def: a `ClusterSpec` or what it takes, or a `ServerDef`.
-        job_name, task_index: which task this is; they may be left out where the cluster has only one.
+        server_or_cluster_def: a `ClusterSpec`, an argument for `ClusterSpec`, or a `ServerDef`.
+        job_name, task_index: the task's job and its index in the job. Optional if the cluster has only one task.
         protocol: `"grpc"`.
         config: accepted for compatibility.
-        start: whether it starts at once.
+        start: whether the server starts immediately.
 
     Raises:
-        ValueError: the task is not given, and there are several.
-        InternalError: the cluster has no such job or task.
-        NotFoundError: another protocol.
-        JobError: it would be reached from other machines, and there is no secret. The message says how to make one.
-        OSError: nothing can listen at the address.
+        ValueError: the cluster has several tasks, and `job_name` or `task_index` is missing.
+        InternalError: the cluster does not have the job or the task.
+        NotFoundError: the protocol is not `"grpc"`.
+        JobError: other machines could reach the server, and the job has no secret. The message says how to make one.
+        OSError: the server cannot listen at the address.
 
     >>> from replicax.coordinator import Server
     >>> Server.create_local_server(start=False).server_def.job_name
@@ -89,16 +89,16 @@ class Server:
 
     @property
     def target(self) -> str:
-        """The address, with `grpc://` before it.
+        """The address with the prefix `grpc://`; for port 0, with the free port that the server took.
 
         >>> from replicax.coordinator import Server
-        >>> Server({"worker": ["localhost:0"]}, start=False).target  # port 0 stands for any free port
+        >>> Server({"worker": ["localhost:0"]}, start=False).target
         'grpc://localhost:...'
         """
         return f"grpc://{self._service.address}"
 
     def start(self) -> None:
-        """Starts the server, if it has not started.
+        """Start the server, unless it runs already.
 
         >>> from replicax.coordinator import Server
         >>> server = Server.create_local_server(start=False)
@@ -109,7 +109,7 @@ class Server:
             self._service.start()
 
     def join(self) -> None:
-        """Waits until the server is stopped, which nothing but the end of the process does.
+        """Wait until the server stops. Only the end of the process stops it.
 
         >>> import threading
         >>> from replicax.coordinator import Server
@@ -123,11 +123,11 @@ class Server:
 
     @staticmethod
     def create_local_server(config: object = None, start: bool = True) -> Server:
-        """Returns the only server of a cluster of one task, at a free port of this machine.
+        """Return a server for a cluster of one task, at a free port of this machine.
 
         Args:
             config: accepted for compatibility.
-            start: whether it starts at once.
+            start: whether the server starts immediately.
 
         >>> from replicax.coordinator import Server
         >>> Server.create_local_server(start=False).server_def.task_index
@@ -136,16 +136,19 @@ class Server:
         return Server({"localhost": ["localhost:0"]}, protocol="grpc", config=config, start=start)
 
 
-def _server_def(given: Any, job_name: str | None, task_index: int | None, protocol: str | None) -> ServerDef:
-    """Returns the task that the arguments of `Server` name, checked."""
-    if isinstance(given, ServerDef):
-        job_name = given.job_name if job_name is None else job_name
-        task_index = given.task_index if task_index is None else task_index
-        protocol = given.protocol if protocol is None else protocol
-        given = given.cluster
-    elif not isinstance(given, (ClusterSpec, ClusterDef, Mapping)):
-        raise TypeError(f"A Server is made of a ClusterSpec, a dict of jobs, or a ServerDef, got {received(given)}.")
-    spec = ClusterSpec(given)
+def _server_def(definition: Any, job_name: str | None, task_index: int | None, protocol: str | None) -> ServerDef:
+    """Check the arguments of `Server`, and return the task that they name."""
+    cluster = definition
+    if isinstance(definition, ServerDef):
+        cluster = definition.cluster
+        job_name = definition.job_name if job_name is None else job_name
+        task_index = definition.task_index if task_index is None else task_index
+        protocol = definition.protocol if protocol is None else protocol
+    elif not isinstance(definition, (ClusterSpec, ClusterDef, Mapping)):
+        raise TypeError(
+            f"A Server is made of a ClusterSpec, a dict of jobs, or a ServerDef, got {received(definition)}."
+        )
+    spec = ClusterSpec(cluster)
     job_name = _only(spec.jobs, "job_name") if job_name is None else job_name
     if job_name not in spec.jobs:
         raise InternalError(f'Job "{job_name}" was not defined in cluster')
@@ -161,6 +164,7 @@ def _server_def(given: Any, job_name: str | None, task_index: int | None, protoc
 
 
 def _only(names: Sequence[Any], argument: str) -> Any:
+    """Return the only name; raise an error that asks for the argument if there are several."""
     if len(names) != 1:
         raise ValueError(f"Must specify an explicit `{argument}`.")
     return names[0]
