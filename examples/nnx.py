@@ -44,7 +44,7 @@ def train_step(images, labels):
     def replica_step(images, labels):
         def loss_of(model):
             losses = optax.softmax_cross_entropy_with_integer_labels(model(images), labels)
-            return losses.sum() / BATCH
+            return rx.share_of_mean(losses)
 
         loss, gradients = nnx.value_and_grad(loss_of)(model)
         gradients = rx.get_replica_context().all_reduce("SUM", gradients)

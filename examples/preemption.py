@@ -62,7 +62,7 @@ def logits_of(values, x):
 def train_step(batches):
     def replica_step(x, y):
         def loss(values):
-            return optax.softmax_cross_entropy_with_integer_labels(logits_of(values, x), y).sum() / BATCH
+            return rx.share_of_mean(optax.softmax_cross_entropy_with_integer_labels(logits_of(values, x), y))
 
         value, gradients = jax.value_and_grad(loss)(parameters.value())
         optimizer.apply_gradients(gradients)

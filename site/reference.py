@@ -24,7 +24,7 @@ TOPICS = {
     "experimental.CentralStorageStrategy Strategy StrategyExtended RunOptions get_strategy has_strategy "
     "experimental_set_strategy",
     "In a replica function": "ReplicaContext get_replica_context in_cross_replica_context",
-    "Functions": "function Function accumulate_gradients GradientTape UnconnectedGradients",
+    "Functions": "function Function accumulate_gradients share_of_mean GradientTape UnconnectedGradients",
     "Values": "DistributedValues PerReplica Mirrored IndexedSlices TensorSpec PerReplicaSpec ValueContext",
     "Variables": "Variable VariableAggregation VariableSynchronization variable_creator_scope name_scope "
     "experimental.abstract_variables experimental.partitioners.*",

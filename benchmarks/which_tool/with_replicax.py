@@ -20,12 +20,12 @@ def loss_of(parameters, x, y):
     for kernel, bias in hidden:
         x = jax.nn.relu(x @ kernel + bias)
     logits = x @ last[0] + last[1]
-    return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+    return rx.share_of_mean(optax.softmax_cross_entropy_with_integer_labels(logits, y))
 
 
 with strategy.scope():
     parameters = rx.Variable(initial_parameters)
-    optimizer = rx.Optimizer(optax.adam(LEARNING_RATE), parameters, reduce_op="MEAN")
+    optimizer = rx.Optimizer(optax.adam(LEARNING_RATE), parameters)
 
 
 @rx.function
@@ -35,7 +35,7 @@ def train_step(x, y):
         optimizer.apply_gradients(gradients)
         return loss
 
-    return strategy.reduce("MEAN", strategy.run(replica_step, args=(x, y)), axis=None)
+    return strategy.reduce("SUM", strategy.run(replica_step, args=(x, y)), axis=None)
 
 
 dataset = rx.data.Dataset.from_tensor_slices(data()).shuffle(ROWS).batch(BATCH)

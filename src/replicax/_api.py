@@ -45,6 +45,7 @@ from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.iterator import DistributedIterator
 from replicax._optim.accumulate_gradients import accumulate_gradients
 from replicax._optim.optimizer import Optimizer
+from replicax._optim.share_of_mean import share_of_mean
 from replicax._placement.placement import Placement
 from replicax._placement.step import show
 from replicax._plan.api import plan
@@ -140,6 +141,7 @@ __all__ = [
     "name_scope",
     "plan",
     "profile",
+    "share_of_mean",
     "show",
     "tpu",
     "train",

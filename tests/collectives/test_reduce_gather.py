@@ -151,6 +151,7 @@ def test_text_and_mixed_dtypes_are_refused(make, n):
         strategy.reduce(SUM, mixed, axis=None)
 
 
+@pytest.mark.filterwarnings("ignore:.* gives every replica the same weight")
 def test_uneven_shares():
     """Fact 39: with an axis every element weighs the same."""
     strategy = mirrored(2)
@@ -172,6 +173,7 @@ def test_uneven_shares():
         strategy.reduce(MEAN, tall, axis=1)
 
 
+@pytest.mark.filterwarnings("ignore:.* gives every replica the same weight")
 def test_an_empty_share_gives_nan_means_and_zero_sums():
     """Fact 165."""
     strategy = mirrored(2)

@@ -65,6 +65,7 @@ def stepping(strategy, way):
     return way(step), kernel, seen
 
 
+@pytest.mark.filterwarnings("ignore:.* gives every replica the same weight")
 @ways
 @pytest.mark.across_processes
 @over()
@@ -86,6 +87,7 @@ def test_an_epoch_has_the_results_of_its_rows(make, way):
         assert step.experimental_get_tracing_count() == 1
 
 
+@pytest.mark.filterwarnings("ignore:.* gives every replica the same weight")
 @pytest.mark.across_processes
 @over(logical=False)
 def test_the_numbers_are_those_without_padding(make):

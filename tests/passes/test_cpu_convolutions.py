@@ -137,6 +137,7 @@ def test_what_is_empty_or_not_known_stays_as_it_is():
         assert cpu_convolutions.in_faster_forms(jaxpr) is jaxpr
 
 
+@pytest.mark.filterwarnings("ignore:.* were not distributed")
 @pytest.mark.parametrize("replicas", [0, 2])
 def test_functions_and_replicas_compute_them_in_that_form(replicas):
     x = np.random.default_rng(1).normal(size=(2, 5, 5, 3)).astype(np.float32)

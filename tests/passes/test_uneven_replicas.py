@@ -189,6 +189,7 @@ CASES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.* gives every replica the same weight")
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("make, program", CASES)
 def test_the_same_as_eagerly(make, program):

@@ -31,6 +31,7 @@ from replicax._engine.padded_batch import PaddedBatch
 from replicax._engine.replica_trace import (
     LeafKey,
     NotStacked,
+    Place,
     Placeholder,
     ReplicaTrace,
     SpmdContext,
@@ -48,6 +49,7 @@ from replicax._tracing.state import State
 from replicax._values import (
     AXIS,
     Mirrored,
+    PartRows,
     PerReplica,
     ReplicaMesh,
     counted_form,
@@ -56,11 +58,13 @@ from replicax._values import (
     is_number,
     largest_of,
     mapped,
+    mark_results,
     of_array,
     of_counted,
     of_padded,
     of_traced,
     padded_form,
+    part_rows,
     traced_component,
 )
 from replicax._values.forms import Shape
@@ -102,6 +106,7 @@ class _DistributedArguments:
         kinds: the replicas' components may be of several kinds, which are the shapes that a component of each value has
             (None where all are alike).
         which: each replica's kind.
+        part_rows: the rows of the replicas' parts of the batch, where their numbers differ.
     """
 
     def __init__(self, mesh: ReplicaMesh, arguments: Tree):
@@ -112,10 +117,13 @@ class _DistributedArguments:
         by_replica = [tuple(each[i] if each else None for each in self._shapes) for i in range(mesh.size)]
         self.kinds = list(dict.fromkeys(by_replica))
         self.which = [self.kinds.index(kind) for kind in by_replica]
+        self.part_rows = part_rows(self.values) if len(self.kinds) > 1 else None
         self.stacked = [isinstance(value, PerReplica) for value in self.values]
         self.padded = padded_batch.found(self.values)
-        if self.padded is not None and len(self.kinds) > 1:
-            raise NotExact("the function takes values of other shapes beside a padded batch")
+        if self.padded is not None:
+            self.part_rows = PartRows(None, padded=True)
+            if len(self.kinds) > 1:
+                raise NotExact("the function takes values of other shapes beside a padded batch")
 
     def _split_off(self, leaf: Leaf) -> Leaf:
         if not isinstance(leaf, (PerReplica, Mirrored)):
@@ -150,6 +158,15 @@ class _DistributedArguments:
     def operands(self, blocks: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns what a replica's program takes: its components and, of a padded batch, how many rows count."""
         return self.rows(blocks) if self.padded is None else [*self.rows(blocks), self.padded.own_count(blocks[-1])]
+
+    def tell_rows(self, trace: ReplicaTrace, traces: Sequence[ReplicaTrace]) -> None:
+        """Tell the replica context of a trace how many rows the replica has; `traces` are those of the kinds."""
+        own: int | Place = 0
+        if self.padded is not None:
+            own = Place(min(self.padded.places))
+        elif self.part_rows is not None and self.part_rows.counts is not None:
+            own = self.part_rows.counts[self.which.index(traces.index(trace))]
+        trace.set_rows(self.part_rows, own)
 
     def rows(self, blocks: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns a replica's own components, where `blocks` are its blocks of the inputs."""
@@ -212,7 +229,8 @@ def run(
     `alike` replicas may not assign different values to variables whose copies must stay equal.
     """
     with padded_batch.explained(fn):
-        return _run(strategy, reducer, fn, _DistributedArguments(reducer.mesh, (args, kwargs)), alike)
+        arguments = _DistributedArguments(reducer.mesh, (args, kwargs))
+        return _run(strategy, reducer, fn, arguments, alike)
 
 
 def _run(
@@ -256,6 +274,7 @@ def _run(
         out_specs = [form.spec for form in out_forms]
         found = mapped(program, mesh, in_specs, out_specs)(variables.values, arguments.inputs)
         result = outputs.restored(found[: len(outputs.common)], mesh, padded)
+        mark_results(result, arguments.part_rows, traces[0].sum_warning)
     except uneven_replicas.NotAlike as error:
         raise arguments.refusal(error) from error
     variables.write(found[len(outputs.common) :])
@@ -311,6 +330,7 @@ def _traces(
 
         for trace in [*traces, *others]:
             trace.level.pads_rows = padded is not None
+            arguments.tell_rows(trace, traces)
         jax.eval_shape(mapped(surroundings, reducer.mesh, tuple(arguments.specs), _MIRRORED), *arguments.inputs)
         return traces
 

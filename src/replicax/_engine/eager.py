@@ -25,7 +25,18 @@ from replicax._collectives.reducer import Reducer
 from replicax._tracing import active_tapes, frames
 from replicax._tracing import context as _context
 from replicax._tracing.context import ReplicaContext, StrategyLike
-from replicax._values import PerReplica, arrays_of, is_differing, note_differing, others_differ, regroup, select
+from replicax._values import (
+    PartRows,
+    PerReplica,
+    arrays_of,
+    is_differing,
+    mark_results,
+    note_differing,
+    others_differ,
+    part_rows,
+    regroup,
+    select,
+)
 from replicax._variables import assigned_alike, creators
 
 _L = TypeVar("_L", bound=Reducible)
@@ -57,6 +68,8 @@ class LockstepContext(ReplicaContext):
     def __init__(self, strategy: StrategyLike, reducer: Reducer, replica: _Replica):
         super().__init__(strategy, None)
         self._reducer, self._replica, self._options = reducer, replica, reducer.options
+        self._part_rows = rows = replica.run.part_rows
+        self._own_rows = rows.counts[replica.id] if rows is not None and rows.counts is not None else 0
         self._number: jax.Array | None = None
 
     @property
@@ -254,10 +267,12 @@ class Lockstep:
         self.settings = {name: getattr(jax.config, name) for name in _SETTINGS}
         self.names, self.creators = list(creators.state.names), list(creators.state.creators)
         self.tapes = active_tapes.entered()
+        self.part_rows: PartRows | None = None
 
     def call(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> list[Tree]:
         """Returns each local replica's result."""
         count = len(self.mesh.local_ids)
+        self.part_rows = part_rows((args, kwargs)) if self.mesh.size > 1 else None
 
         def bound(args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Callable[[], Tree]:
             return lambda: fn(*args, **kwargs)  # `functools.partial` has another error for what is no function
@@ -350,7 +365,8 @@ def run(
     if mesh.size == 1:
         return regroup(Lockstep(strategy, reducer).call(fn, args, kwargs), mesh)
     with frames.noted() as notes:
-        result = regroup(Lockstep(strategy, reducer).call(fn, args, kwargs), mesh)
+        lockstep = Lockstep(strategy, reducer)
+        result = mark_results(regroup(lockstep.call(fn, args, kwargs), mesh), lockstep.part_rows)
     if mesh.lone and any(map(_is_uneven, nest.leaves((args, kwargs)))):
         for array in arrays_of(result):
             if array.ndim:

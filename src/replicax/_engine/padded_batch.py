@@ -27,7 +27,7 @@ class PaddedBatch:
     """
 
     def __init__(self, counts: RowCounts, sizes: Sizes, places: set[int]):
-        self.counts, self.sizes, self._places = counts, sizes, places
+        self.counts, self.sizes, self.places = counts, sizes, places
         self.rows: list[Rows] = []  # for each output of the function's jaxpr, which of its axes are of rows
 
     def own_count(self, counts: jax.Array) -> jax.Array:
@@ -37,7 +37,7 @@ class PaddedBatch:
 
     def _of_size(self, size: int, components: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns one replica's components with so many rows, to be traced with."""
-        return [jnp.zeros((size, *x.shape[1:]), x.dtype) if i in self._places else x for i, x in enumerate(components)]
+        return [jnp.zeros((size, *x.shape[1:]), x.dtype) if i in self.places else x for i, x in enumerate(components)]
 
     def compare(self, trace: ReplicaTrace, others: Sequence[ReplicaTrace], components: Sequence[jax.Array]) -> None:
         """Prepares a trace for any number of rows, by comparison with two or three for other numbers, taken here.

@@ -13,8 +13,9 @@ import numpy as np
 from jax import lax
 from jax.core import Trace
 
-from replicax._base import array_conversion, jax_internals, nest, profiling, signatures
+from replicax._base import array_conversion, jax_internals, nest, profiling, signatures, tracebacks
 from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.messages import shown
 from replicax._base.optimizing import optimizes_programs
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree
 from replicax._collectives import arithmetic
@@ -34,7 +35,7 @@ from replicax._tracing import context as _context
 from replicax._tracing import frames
 from replicax._tracing.context import ReplicaContext, StrategyLike
 from replicax._tracing.state import State
-from replicax._values import AXIS, Mirrored, PerReplica, is_text, of_traced, own_component, part_of
+from replicax._values import AXIS, Mirrored, PartRows, PerReplica, is_array, is_text, of_traced, own_component, part_of
 from replicax._values.forms import Shape
 from replicax._variables import assigned_alike
 
@@ -74,6 +75,10 @@ class SpmdContext(ReplicaContext):
     @property
     def devices(self) -> list[list[str]]:
         return [list(self._reducer.mesh.device_names)]
+
+    def _total_size(self, size: int) -> int | jax.Array:
+        alike = self._level.gathers is None and not self._level.pads_rows
+        return size * self._reducer.mesh.size if alike else super()._total_size(size)
 
     def _is_own(self, leaf: Leaf) -> bool:
         """Returns whether a value was computed by the replica, rather than brought in from outside as one object."""
@@ -133,6 +138,10 @@ class Placeholder:
 
     def __init__(self, index: int):
         self.index = index
+
+
+class Place(int):
+    """The index of a distributed argument."""
 
 
 class NotStacked:
@@ -211,6 +220,7 @@ class ReplicaTrace:
         level: what the function reads and writes of variables.
         written: the variables that it assigns.
         outputs: what it returned.
+        sum_warning: the warning to give if the results are added up; None for none.
     """
 
     outputs: TraceOutputs
@@ -232,6 +242,12 @@ class ReplicaTrace:
         self._fn, self._skeleton, self._shapes = fn, skeleton, shapes
         self._context = SpmdContext(strategy, reducer, self.level, outer_traces())
         self.written: list[State] = []
+        self._own_rows: int | Place = 0
+        self.sum_warning: str | None = None
+
+    def set_rows(self, rows: PartRows | None, own: int | Place) -> None:
+        """Tell the replica context the rows of the parts; `own` is the replica's number, or an argument with them."""
+        self._context._part_rows, self._own_rows = rows, own
 
     def _components(self, rows: Sequence[jax.Array]) -> list[jax.Array]:
         return [row if shape is None else part_of(row, shape) for row, shape in zip(rows, self._shapes)]
@@ -252,6 +268,8 @@ class ReplicaTrace:
             return leaf.component() if isinstance(leaf, NotStacked) else leaf
 
         args, kwargs = nest.map_structure(fill, self._skeleton)
+        own = self._own_rows
+        self._context._own_rows = components[own].shape[0] if isinstance(own, Place) else own
         try:
             with _context.entered(self._strategy, self._context), frames.entered(self.level):
                 with jax.named_scope(f"replica/{profiling.identifier(self._fn)}"):
@@ -272,6 +290,20 @@ class ReplicaTrace:
         check_collectives.check_shared(self.level, self._jaxpr, differ)
         if must_agree and not check_collectives.has_groups(self._jaxpr):
             refuse_different(self.written, differ[len(self.outputs.leaves) :])
+        self._warn_of_whole_batch(varying_inputs, slots)
+
+    def _warn_of_whole_batch(self, varying_inputs: list[bool], varying_slots: set[int]) -> None:
+        """Warn if all replicas compute the same of a batch that was not distributed, and add that up."""
+        arguments = nest.leaves(self._skeleton)
+        batch = [leaf for leaf in arguments if is_array(leaf) and leaf.shape[:1] > (1,)]
+        if self._mesh.size == 1 or not batch or any(isinstance(leaf, Placeholder) for leaf in arguments):
+            return
+        reduced, copies = check_collectives.reduces_copies(self._jaxpr, varying_inputs, varying_slots, batch)
+        warning = whole_batch_warning(self._fn, batch, self._mesh.size)
+        if reduced:
+            tracebacks.warn(warning)
+        elif any(copies[: len(self.outputs.leaves)]):
+            self.sum_warning = warning
 
     def serve_any_rows(
         self,
@@ -357,6 +389,16 @@ class ReplicaTrace:
         of_outputs = {place: v._storage.device_layout(i) for place, (v, i) in places}
         layouts = of_inputs, of_outputs
         return sharded_variables.evaluate(jaxpr, inputs, outputs, components, self._differ, layouts, self._mesh)
+
+
+def whole_batch_warning(fn: Callable[..., Tree], batch: Sequence[Leaf], replicas: int) -> str:
+    """Return the warning for arrays that every replica gets whole."""
+    shapes = ", ".join(str(tuple(array.shape)) for array in batch)
+    return (
+        f"{shown(fn)} gets arrays of shapes {shapes} that were not distributed: each of the {replicas} replicas "
+        "computes the same from all of the rows, and the results are reduced as if they came from different rows. Pass "
+        "batches from `strategy.experimental_distribute_dataset(dataset)`, which gives each replica a part."
+    )
 
 
 def refuse_different(written: Iterable[State], differ: Iterable[bool], found: str = "") -> None:

@@ -20,7 +20,7 @@ from replicax._optim.initial_state import initial_state
 from replicax._passes import sharded_eval
 from replicax._tracing import context
 from replicax._tracing.context import ReplicaContext, StrategyLike
-from replicax._values import PerReplica, traced_component
+from replicax._values import PerReplica, rows_of, traced_component, warn_of_mean
 from replicax._variables.distributed import MirroredVariable
 from replicax._variables.mesh_storage import Divided
 from replicax._variables.sharded import ShardedVariable
@@ -47,8 +47,11 @@ class Optimizer:
     Args:
         transformation: the result of `optax.adam(...)` or the like: a pair of functions `init` and `update`.
         variables: a variable (which may hold a whole pytree) or a nest of them.
-        reduce_op: SUM, for losses divided by the *global* batch size, or MEAN, for losses that are means over each
-            replica's part.
+        reduce_op: SUM, for losses that are the replica's share of the mean over the global batch (`share_of_mean`, or
+            a sum divided by the *global* batch size), or MEAN, for losses that are means over the rows of the
+            replica's part. MEAN weighs the gradients by the replicas' numbers of rows, as far as the arguments of
+            `strategy.run` tell them; a replica without rows does not count. So both give the gradients of the mean
+            over the global batch.
         options: of the all-reduce; see `CommunicationOptions`.
 
     Raises:
@@ -158,9 +161,28 @@ class Optimizer:
         replica_context = context.get_replica_context()
         in_own_replica = replica_context is not None and replica_context.strategy is self._strategy
         if self._strategy is None or in_own_replica:
-            self._apply(gradients)
+            self._apply(gradients if replica_context is None else self._weigh_by_rows(gradients, replica_context))
         else:
+            if self._reduce_op is ReduceOp.MEAN:
+                warn_of_mean(map(rows_of, nest.leaves(gradients)), _MEAN)
             self._strategy.run(self._apply, args=(gradients,))
+
+    def _weigh_by_rows(self, gradients: Tree, replica_context: ReplicaContext) -> Tree:
+        """Return gradients whose mean over the replicas is weighted by the replicas' numbers of rows."""
+        if self._reduce_op is not ReduceOp.MEAN or replica_context.num_replicas_in_sync == 1:
+            return gradients
+        share = replica_context._share_of_rows()
+        if share is None:
+            warn_of_mean([replica_context._part_rows], _MEAN)
+            return gradients
+        weight = share * replica_context.num_replicas_in_sync
+
+        def weigh(gradient: Leaf) -> Leaf:
+            if isinstance(weight, float) and not weight:  # the mean of no rows is NaN, and so is its gradient
+                return jnp.zeros_like(gradient)
+            return (gradient * weight).astype(gradient.dtype)
+
+        return jax.tree.map(weigh, gradients)
 
     def _apply(self, gradients: Tree) -> None:
         parameters = self._parameters()
@@ -178,7 +200,7 @@ class Optimizer:
             assert replica_context is not None
             return self._apply_parts(replica_context, gradients, parameters)
         if replica_context is not None and replica_context.num_replicas_in_sync > 1:
-            gradients = replica_context.all_reduce(self._reduce_op, gradients, options=self._options)
+            gradients = replica_context._reduce_nest(self._reduce_op, gradients, self._options)
         if replica_context is not None and self._strategy is not None and self._strategy.extended._variables_live_once:
             replica_context.merge_call(self._assign_once, (gradients,))
         else:
@@ -310,6 +332,9 @@ class Optimizer:
             self._parameters(),
             is_leaf=lambda x: x is None or isinstance(x, PerReplica),
         )
+
+
+_MEAN = "Optimizer(reduce_op='MEAN')"
 
 
 def _is_cut(variable: Variable) -> bool:

@@ -9,11 +9,11 @@ the replica id, and have not been through a collective since.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax.extend.core as jex
 
-from replicax._base.jaxprs import AnyJaxpr, equations, jaxprs_in, opened, parts_of_scan
+from replicax._base.jaxprs import AnyJaxpr, Atom, equations, jaxprs_in, opened, parts_of_scan
 from replicax._passes.interpret import Interpreter, Rule
 from replicax._passes.primitives import COLLECTIVES, SAME_EVERYWHERE
 from replicax._tracing import frames
@@ -74,6 +74,24 @@ def check_shared(level: frames.TraceFrame, jaxpr: jex.ClosedJaxpr, differ: list[
             replaced.add(id(variable))
 
 
+def reduces_copies(
+    jaxpr: jex.ClosedJaxpr, varying_inputs: list[bool], varying_slots: set[int], common: Iterable[object]
+) -> tuple[bool, list[bool]]:
+    """Return whether replicas reduce what all of them compute alike from `common` arrays, and which results are such.
+
+    Collectives inside of branches, loops and calls are not looked at.
+    """
+    inner, _ = opened(jaxpr)
+    differ = _Flow(varying_slots, of_replicas=True).environment(jaxpr, varying_inputs)
+    depend = _Flow(set(), of_replicas=False, constants=common).environment(jaxpr, [False] * len(inner.invars))
+
+    def copies(atoms: Sequence[Atom]) -> list[bool]:
+        return [b and not a for a, b in zip(differ.of(atoms), depend.of(atoms))]
+
+    reduced = any(any(copies(eqn.invars)) for eqn in inner.eqns if eqn.primitive.name in SAME_EVERYWHERE)
+    return reduced, copies(inner.outvars)
+
+
 def _has_collective(jaxpr: AnyJaxpr) -> bool:
     return any(eqn.primitive.name in COLLECTIVES for eqn in equations(jaxpr))
 
@@ -107,20 +125,21 @@ def _refuse(what: str) -> None:
 
 
 class _Flow(Interpreter[bool]):
-    """Follows values through jaxprs: which of them come from the variables of some slots.
+    """Follows values through jaxprs: which of them come from the variables of some slots, or from some constants.
 
     With `of_replicas`, which of them differ between replicas: those that come from the slots or the replica id, as long
     as they have not been through a collective. Collectives that some replicas may not come to are refused.
     """
 
-    def __init__(self, slots: set[int], of_replicas: bool):
+    def __init__(self, slots: set[int], of_replicas: bool, constants: Iterable[object] = ()):
         self._slots, self._of_replicas = slots, of_replicas
+        self._constants = {*map(id, constants)}
 
     def literal(self, literal: jex.Literal) -> bool:
         return False
 
     def constant(self, value: object) -> bool:
-        return False
+        return id(value) in self._constants
 
     def rule(self, eqn: jex.JaxprEqn) -> Rule[bool]:
         return {"cond": self._cond, "while": self._while, "scan": self._scan}.get(eqn.primitive.name, self._equation)

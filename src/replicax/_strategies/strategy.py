@@ -30,7 +30,7 @@ from replicax._strategies.deprecated import OlderMethods
 from replicax._strategies.extended import StrategyExtended
 from replicax._strategies.logical_devices import LayoutMethods
 from replicax._tracing import active_tapes, autograph_switch, context
-from replicax._values import arrays_of
+from replicax._values import arrays_of, warn_of_reduction
 
 if TYPE_CHECKING:
     from replicax._cluster.resolver import ClusterResolver
@@ -192,7 +192,10 @@ class Strategy(LayoutMethods, OlderMethods):
         """
         context.require_cross_replica(self)
         check_reduction_axis(axis)
-        return _followed("reduce", value, self._extended._reduce(as_reduce_op(reduce_op), value, axis))
+        op = as_reduce_op(reduce_op)
+        if axis is None:
+            warn_of_reduction(op, value)
+        return _followed("reduce", value, self._extended._reduce(op, value, axis))
 
     @tracebacks.boundary
     def gather(self, value: Tree, axis: int) -> Tree:

@@ -32,7 +32,7 @@ from replicax._base.types import (
 from replicax._data import calls
 from replicax._input.agreement import Worker
 from replicax._tracing import autograph_switch
-from replicax._values import DistributedValues, Kind, ReplicaMesh, is_array
+from replicax._values import DistributedValues, Kind, PartRows, ReplicaMesh, is_array, warn_of_mean
 
 
 class RulesLike(Protocol):
@@ -104,6 +104,8 @@ class ReplicaContext:
     """
 
     _options = CommunicationOptions()  # of collectives where none are given
+    _part_rows: PartRows | None = None  # of all replicas, where the numbers differ
+    _own_rows = 0  # of this replica, where `_part_rows` is not None
 
     def __init__(self, strategy: StrategyLike, replica_id_in_sync_group: int | None):
         self._strategy = strategy
@@ -220,8 +222,14 @@ class ReplicaContext:
         """
         op, options = as_reduce_op(reduce_op), as_options(options, self._options)
         self._check_current()
+        if op is ReduceOp.MEAN:
+            warn_of_mean([self._part_rows], "all_reduce('MEAN', ...)")
+        return self._reduce_nest(op, value, options)
+
+    def _reduce_nest(self, op: ReduceOp, value: Tree, options: CommunicationOptions | None) -> Tree:
+        """Returns what `all_reduce` does, without its warning."""
         leaves = [exchangeable(leaf, "all_reduce") for leaf in nest.leaves(value)]
-        results = iter(self._all_reduce(op, leaves, options) if leaves else [])
+        results = iter(self._all_reduce(op, leaves, options or self._options) if leaves else [])
         return nest.map_structure(lambda _: next(results), value)
 
     @tracebacks.boundary
@@ -251,6 +259,18 @@ class ReplicaContext:
         leaves = [exchangeable(leaf, "all_gather", sparse=False) for leaf in nest.leaves(value)]
         results = iter(self._all_gather(leaves, axis, options) if leaves else [])
         return nest.map_structure(lambda _: next(results), value)
+
+    def _total_size(self, size: int) -> int | jax.Array:
+        """Returns the sum of the sizes that the replicas pass."""
+        return size if self.num_replicas_in_sync == 1 else self.all_reduce("SUM", np.float32(size))
+
+    def _share_of_rows(self) -> float | jax.Array | None:
+        """Returns this replica's share of the rows; None if all have as many, or if their numbers are not known."""
+        rows = self._part_rows
+        if rows is None or (rows.counts is None and not rows.padded):
+            return None
+        total = sum(rows.counts) if rows.counts else self.all_reduce("SUM", np.float32(self._own_rows))
+        return self._own_rows / total
 
     # How the replicas meet: one implementation for each way to run.
 

@@ -19,6 +19,12 @@ from replicax._values.mesh import as_copies as as_copies
 from replicax._values.mesh import as_rows as as_rows
 from replicax._values.mesh import first_row as first_row
 from replicax._values.mesh import mapped as mapped
+from replicax._values.part_rows import PartRows as PartRows
+from replicax._values.part_rows import mark_results as mark_results
+from replicax._values.part_rows import part_rows as part_rows
+from replicax._values.part_rows import rows_of as rows_of
+from replicax._values.part_rows import warn_of_mean as warn_of_mean
+from replicax._values.part_rows import warn_of_reduction as warn_of_reduction
 from replicax._values.partition import cut_axis as cut_axis
 from replicax._values.per_replica import DistributedValues as DistributedValues
 from replicax._values.per_replica import Mirrored as Mirrored

@@ -63,7 +63,7 @@ class DistributedValues(nest.LeafBase):
 class Value(DistributedValues):
     """The base of `PerReplica` and `Mirrored`: components in one form, and the mesh on which others are made."""
 
-    __slots__ = ("__weakref__", "_array", "_form", "_mesh", "_padded", "_values")
+    __slots__ = ("__weakref__", "_array", "_form", "_mark", "_mesh", "_padded", "_values")
 
     _whole: type[Stacked] | type[Replicated]  # the form that is one global array
 
@@ -75,6 +75,7 @@ class Value(DistributedValues):
 
     def _set(self, form: Form, mesh: ReplicaMesh | None) -> None:
         self._form, self._mesh = form, mesh
+        self._mark: object = None  # see `mark_results`
         # What was made of the form so far.
         self._values: tuple[Leaf, ...] | None = form.components if isinstance(form, Parts) else None
         self._array: jax.Array | None = None

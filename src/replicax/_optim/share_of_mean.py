@@ -1,0 +1,62 @@
+"""The mean over the rows of a batch that is divided among replicas, as a sum of shares."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from replicax._tracing import context
+
+
+def share_of_mean(values: ArrayLike, where: ArrayLike | None = None) -> jax.Array:
+    """Return this replica's share of the mean over the values of all replicas: the shares add up to the mean.
+
+    Use it in a replica function where a program for one device has `jnp.mean`, and reduce with SUM, which is the
+    default of `Optimizer`. The gradient of a share is the replica's share of the gradient, so that the sums of
+    losses, gradients and metrics equal the results of one device, for parts of any size. The share of a replica
+    without rows is 0.
+
+    The share is the sum of the replica's values, divided by the number of values on all replicas. While replicas are
+    compiled for parts of one size, this number is a constant of the program. Otherwise one all-reduce of a scalar
+    counts the values.
+
+    `accumulate_gradients` computes micro-batches one after the other. Use `jnp.mean` and `reduce_op="MEAN"` there.
+
+    Args:
+        values: an array with one value for each example, position or the like, of any shape and numeric dtype.
+        where: a mask that broadcasts to the shape of `values`: values with False do not count. The number of values
+            that count is summed over the replicas by an all-reduce.
+
+    Returns:
+        A scalar, in the dtype of `jnp.mean(values)`. It is NaN if there are no values on any replica.
+
+    Raises:
+        RuntimeError: in cross-replica context of a strategy with several replicas.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    >>> batches = rx.data.Dataset.from_tensor_slices(jnp.array([1.0, 2.0, 6.0])).batch(3)
+    >>> for batch in strategy.experimental_distribute_dataset(batches):  # parts of 2 rows and 1 row
+    ...     shares = strategy.run(rx.share_of_mean, args=(batch,))
+    >>> [float(share) for share in shares.values], float(strategy.reduce("SUM", shares, axis=None))
+    ([1.0, 2.0], 3.0)
+    """
+    values = jnp.asarray(values)
+    replica_context = context.get_replica_context()
+    if replica_context is None:
+        if context.get_strategy().num_replicas_in_sync > 1:
+            raise RuntimeError(
+                "`share_of_mean` takes the values of one replica: call it in the function that `strategy.run` calls. "
+                'Outside, `strategy.reduce("MEAN", values, axis=0)` is the mean over the rows of all replicas.'
+            )
+        return jnp.mean(values, where=where)
+    dtype = values.dtype if jnp.issubdtype(values.dtype, jnp.inexact) else jnp.result_type(float)
+    wide = jnp.promote_types(dtype, jnp.float32)  # jnp.mean adds up shorter types in float32, too
+    if where is None:
+        count = replica_context._total_size(values.size)
+    else:
+        count = jnp.sum(jnp.broadcast_to(where, values.shape), dtype=jnp.float32)
+        if replica_context.num_replicas_in_sync > 1:
+            count = replica_context.all_reduce("SUM", count)
+    return (jnp.sum(values, dtype=wide, where=where) / count).astype(dtype)
