@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from strategies import over, ways
 
 import replicax as rx
 from replicax.data import Dataset
@@ -134,3 +135,32 @@ def test_an_iterator_that_its_own_functions_ask_is_an_error(run_python):
     lines = run_python(OWN, timeout=120).stdout.splitlines()
     assert len(lines) == 9 and lines[-1] == "another [10, 11, 12, 13]"
     assert all("the very iterator for which it is making one" in line for line in lines[:-1])
+
+
+TAKE = {
+    "next": next,
+    "get_next": lambda iterator: iterator.get_next(),
+    "optional": lambda iterator: iterator.get_next_as_optional().get_value(),
+}
+
+
+@pytest.mark.parametrize("take", TAKE)
+@ways
+@over(plain=True, one_of_each=True, processes=1)
+def test_a_replica_function_takes_no_element_of_a_distributed_dataset(make, way, take):
+    strategy = make()
+    for dataset in (
+        strategy.experimental_distribute_dataset(R(12).batch(4)),
+        strategy.distribute_datasets_from_function(lambda _: R(12).batch(4)),
+    ):
+        iterator = iter(dataset)
+        with pytest.raises(ValueError, match=r"next\(iterator\) should be called from outside of replica_fn"):
+            way(lambda iterator: strategy.run(TAKE[take], args=(iterator,)))(iterator)
+        assert rows(next(iterator))[0] == 0  # the call has taken nothing
+
+
+def test_eager_replicas_take_elements_of_plain_iterators_and_merge_functions_of_any():
+    plain, batches = iter(R(12).batch(4)), iter(distributed(R(12).batch(4)))
+    assert [rows(part) for part in strategy().run(next, args=(plain,)).values] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    merged = strategy().run(lambda: rx.get_replica_context().merge_call(lambda _: next(batches)))
+    assert rows(merged) == [0, 1, 2, 3]

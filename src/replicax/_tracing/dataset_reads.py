@@ -15,7 +15,8 @@ from replicax._base import errors, jax_internals, nest
 from replicax._base.types import Leaf, Tree
 from replicax._data import iterators
 from replicax._data.iterators import ElementIterator
-from replicax._tracing import frames
+from replicax._input.sources import Distributed
+from replicax._tracing import context, frames
 from replicax._values import (
     Mirrored,
     PerReplica,
@@ -137,6 +138,12 @@ def outside() -> Iterator[None]:
 
 
 def _read(iterator: ElementIterator) -> Tree:
+    if isinstance(iterator, Distributed) and context.in_replica_function():
+        raise ValueError(
+            "next(iterator) should be called from outside of replica_fn. e.g. strategy.run(replica_fn, "
+            "args=(next(iterator),)). An element of a distributed dataset has a component for each replica, and "
+            "`strategy.run` passes each replica its own."
+        )
     element = NotImplemented if (current := reader()) is None else current(iterator)
     if element is NotImplemented and frames.is_staging():
         raise RuntimeError(
