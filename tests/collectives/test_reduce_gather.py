@@ -14,6 +14,7 @@ from strategies import (
     SUM,
     ctx,
     dealt,
+    each,
     few,
     local_ids,
     mirrored,
@@ -21,6 +22,7 @@ from strategies import (
     over,
     parts,
     per_replica,
+    replica_id,
     several,
     ways,
 )
@@ -317,6 +319,34 @@ def test_sparse_values_are_concatenated(make, n, way):
     np.testing.assert_allclose(mean.to_dense(), dense)
 
 
+@pytest.mark.across_processes
+@over(at_least=2)
+@ways
+def test_dense_shape_may_be_computed(make, n, way):
+    strategy = make()
+
+    def replica(rows):
+        r = ctx().replica_id_in_sync_group
+        slices = rx.IndexedSlices(replica_id()[None], r[None], jnp.stack([rows * 2]))
+        return slices, ctx().all_reduce(SUM, slices)
+
+    own, total = way(lambda rows: strategy.run(replica, args=(rows,)))(jnp.asarray(n))
+    expected = np.diag(np.arange(2.0 * n))[:n]
+    assert each(strategy, own, lambda part: part.to_dense().tolist()) == expected.tolist()
+    assert each(strategy, total, lambda part: part.to_dense().tolist()) == [expected.sum(0).tolist()] * n
+    mean = way(lambda rows: strategy.reduce(MEAN, strategy.run(replica, args=(rows,))[0], axis=None))(jnp.asarray(n))
+    np.testing.assert_allclose(mean.to_dense(), expected.sum(0) / n)
+
+
+@pytest.mark.parametrize("shape", [(2,), [2], np.array([2]), jnp.array([2])], ids=["tuple", "list", "numpy", "jax"])
+def test_jitted_functions_take_and_return_any_dense_shape(shape):
+    slices = rx.IndexedSlices(jnp.ones(1), jnp.array([1]), shape)
+    twice = jax.jit(lambda x, rows: (x, rx.IndexedSlices(x.values, x.indices, rows * 2)))
+    for _ in range(3):  # JAX calls a function that it knows in another way
+        same, longer = twice(slices, jnp.array([2]))
+        assert same.to_dense().tolist() == [0, 1] and longer.to_dense().tolist() == [0, 1, 0, 0]
+
+
 def test_python_numbers_of_replicas():
     """Fact 41: numpy arrays are taken, Python numbers are not."""
     strategy = mirrored(2)
@@ -353,11 +383,11 @@ def test_reduce_inside_of_the_scope_and_refused_in_replicas(make, n, way):
 def test_the_gradient_of_a_reduction(make, n):
     strategy = make()
     x = per_replica(strategy, [[1.0, 2.0]] * n)
-    for op, each in ((SUM, 2.0), (MEAN, 2.0 / n)):
+    for op, expected in ((SUM, 2.0), (MEAN, 2.0 / n)):
         gradient = jax.grad(lambda x, op=op: (strategy.reduce(op, x, axis=None) * 2.0).sum())(x)
-        assert parts(strategy, gradient) == [[each, each]] * n
+        assert parts(strategy, gradient) == [[expected, expected]] * n
         gradient = jax.jit(jax.grad(lambda x, op=op: (strategy.reduce(op, x, axis=None) * 2.0).sum()))(x)
-        assert parts(strategy, gradient) == [[each, each]] * n
+        assert parts(strategy, gradient) == [[expected, expected]] * n
 
 
 # gather
@@ -407,6 +437,15 @@ def test_gather_refuses(make, n, way):
         strategy.gather(x)
     with pytest.raises(RuntimeError, match="gather method requires cross-replica context, use get_replica_context"):
         way(lambda v: strategy.run(lambda a: strategy.gather(a, axis=0), args=(v,)))(x)
+
+
+@over(plain=True, one_of_each=True)
+def test_gather_refuses_sparse_values_that_are_not_distributed(make):
+    slices = rx.IndexedSlices(jnp.ones((1, 1)), jnp.array([0]), (2, 1))
+    for value in (slices, {"a": slices}):
+        with pytest.raises(NotImplementedError, match="gather does not support IndexedSlices"):
+            make().gather(value, axis=0)
+    assert rx.get_strategy().gather(slices.to_dense(), axis=0).tolist() == [[1], [0]]
 
 
 def test_gather_refuses_shares_that_do_not_fit():

@@ -212,6 +212,20 @@ if n in (2, 3):
     for part in s.experimental_local_results(way(lambda: s.run(f))()):
         put(part)
 """,
+    "sparse of a computed shape": """
+def f(rows):
+    x = tf.IndexedSlices(tf.reshape(rid() + 1., [1, 1]), tf.reshape(rid(tf.int32), [1]), tf.stack([rows, 1]))
+    return ctx().all_reduce(SUM, x), tf.cond(rows > 4, lambda: x, lambda: x)
+total, own = way(lambda rows: s.run(f, args=(rows,)))(tf.constant(4))
+for part in [*s.experimental_local_results(total), *s.experimental_local_results(own)]:
+    put(tf.convert_to_tensor(part))
+if n in (2, 3):
+    put(tf.convert_to_tensor(way(lambda rows: s.reduce(MEAN, s.run(f, args=(rows,))[0], axis=None))(tf.constant(4))))
+    put(s.gather(own, axis=0))
+slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0]), tf.constant([4, 1]))
+put(tf.convert_to_tensor(way(lambda x: tf.IndexedSlices(x.values * 2., x.indices, x.dense_shape + [4, 0]))(slices)))
+err(lambda: s.gather(slices, axis=0))
+""",
     "merge_call": """
 def merge(st, per, k):
     return {"per": per, "sum": st.reduce(SUM, per, axis=None) if n in (2, 3) else 0., "k": k}

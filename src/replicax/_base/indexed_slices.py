@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._base import nest
+from replicax._base.types import Leaf
 
 
 class IndexedSlices(nest.LeafBase):
@@ -58,8 +59,35 @@ class IndexedSlices(nest.LeafBase):
         return f"IndexedSlices(indices={self.indices}, values={self.values}, dense_shape={self.dense_shape})"
 
 
+def dense(leaf: Leaf, method: str) -> Leaf:
+    """Return a leaf; raise NotImplementedError for `IndexedSlices`. `method` was called by the user."""
+    if isinstance(leaf, IndexedSlices):
+        raise NotImplementedError(f"{method} does not support IndexedSlices. Pass a tensor: `slices.to_dense()`.")
+    return leaf
+
+
+def dynamic_arrays(slices: IndexedSlices) -> tuple[jax.Array, ...]:
+    """Return `values` and `indices`, and `dense_shape` too if it is a tracer, which a program has to return."""
+    if isinstance(slices.dense_shape, jax.core.Tracer):
+        return slices.values, slices.indices, slices.dense_shape
+    return slices.values, slices.indices
+
+
+def with_arrays(slices: IndexedSlices, arrays: Sequence[jax.Array]) -> IndexedSlices:
+    """Return slices with these arrays, in the order of `dynamic_arrays(slices)`."""
+    values, indices, *shape = arrays
+    return IndexedSlices(values, indices, shape[0] if shape else slices.dense_shape)
+
+
+def _flatten(slices: IndexedSlices) -> tuple[tuple[jax.Array, ...], tuple[tuple[int, ...], ...]]:
+    if slices.dense_shape is None:
+        return (slices.values, slices.indices), ()
+    # A known array is a child too, since JAX requires a result to have as many children as its tracers had.
+    if isinstance(slices.dense_shape, (jax.Array, np.ndarray)):
+        return (slices.values, slices.indices, slices.dense_shape), ()
+    return (slices.values, slices.indices), (tuple(slices.dense_shape),)
+
+
 jax.tree_util.register_pytree_node(
-    IndexedSlices,
-    lambda slices: ((slices.values, slices.indices), slices.dense_shape),
-    lambda dense_shape, children: IndexedSlices(*children, dense_shape),
+    IndexedSlices, _flatten, lambda static_shape, arrays: IndexedSlices(*arrays, *static_shape)
 )

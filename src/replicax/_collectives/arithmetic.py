@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from replicax._base import doc_pages
 from replicax._base.array_conversion import as_array
 from replicax._base.errors import InvalidArgumentError
-from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.indexed_slices import IndexedSlices, dynamic_arrays, with_arrays
 from replicax._base.messages import received
 from replicax._base.specs import has_64_bit_types
 from replicax._base.types import Leaf, ReduceOp, check_reduction_axis
@@ -242,7 +242,7 @@ def first_component(leaf: Leaf) -> Leaf:
 def first_replica(leaf: Leaf) -> Leaf:
     """Returns replica 0's value on every replica, inside of compiled code."""
     if isinstance(leaf, IndexedSlices):
-        return IndexedSlices(first_replica(leaf.values), first_replica(leaf.indices), leaf.dense_shape)
+        return with_arrays(leaf, [first_replica(array) for array in dynamic_arrays(leaf)])
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(first_replica(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
     only = jnp.where(lax.axis_index(AXIS) == 0, leaf, jnp.zeros_like(leaf))

@@ -22,7 +22,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from replicax._base import array_conversion, nest
-from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.indexed_slices import IndexedSlices, dynamic_arrays, with_arrays
 from replicax._base.types import Leaf, Tree
 from replicax._collectives import sharding
 from replicax._collectives.reducer import Reducer
@@ -385,8 +385,11 @@ class _ReplicaOutputs:
 
     def _take(self, leaves: Sequence[Leaf]) -> None:
         if all(isinstance(leaf, IndexedSlices) for leaf in leaves):
-            self._take([leaf.values for leaf in leaves])
-            self._take([leaf.indices for leaf in leaves])
+            arrays = [dynamic_arrays(leaf) for leaf in leaves]
+            if len({len(arrays_of_leaf) for arrays_of_leaf in arrays}) > 1:
+                raise uneven_replicas.NotAlike("the dense_shape of what the replicas return is known on some only")
+            for same_array in zip(*arrays):
+                self._take(same_array)
         elif (places := self._places_of(leaves)) is not None:
             self._places.setdefault(places, len(self._places))
 
@@ -434,9 +437,11 @@ class _ReplicaOutputs:
 
         def restore(leaves: Sequence[Leaf]) -> Leaf:
             if all(isinstance(leaf, IndexedSlices) for leaf in leaves):
-                values, indices = value_of([x.values for x in leaves]), value_of([x.indices for x in leaves])
-                parts = zip(_components(values, mesh), _components(indices, mesh))
-                slices = [IndexedSlices(v, i, leaves[0].dense_shape) for v, i in parts]
+                values = [value_of(same_array) for same_array in zip(*map(dynamic_arrays, leaves))]
+                if not any(isinstance(value, PerReplica) for value in values):
+                    return with_arrays(leaves[0], values)
+                by_replica = zip(*(_components(value, mesh) for value in values))
+                slices = [with_arrays(leaves[i], arrays) for i, arrays in zip(self._which, by_replica)]
                 return slices[0] if mesh.size == 1 else PerReplica(slices, mesh)
             value = value_of(leaves)
             bare = mesh.size == 1 and isinstance(value, PerReplica) and counted_form(value) is None

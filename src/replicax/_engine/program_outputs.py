@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
 from replicax._base import array_conversion, array_text, jax_internals, nest
-from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.indexed_slices import IndexedSlices, dynamic_arrays, with_arrays
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import Leaf, Tree
 from replicax._control_flow.traced_block import DynamicRange
@@ -77,8 +77,8 @@ class ProgramOutputs:
             return self._take_value(leaf)
         if isinstance(leaf, IndexedSlices):
             self.stackable = False
-            values, indices = _OwnCopy(self._add(leaf.values)), _OwnCopy(self._add(leaf.indices))
-            return _OutputLeaf(lambda arrays: IndexedSlices(values(arrays), indices(arrays), leaf.dense_shape))
+            copies = [_OwnCopy(self._add(array)) for array in dynamic_arrays(leaf)]
+            return _OutputLeaf(lambda arrays: with_arrays(leaf, [copy(arrays) for copy in copies]))
         if is_number(leaf):
             place = self._add(leaf if isinstance(leaf, jax.Array) else array_conversion.as_array(leaf))
             return _OutputLeaf(_OwnCopy(place), place)

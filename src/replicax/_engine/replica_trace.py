@@ -14,7 +14,7 @@ from jax import lax
 from jax.core import Trace
 
 from replicax._base import array_conversion, jax_internals, nest, profiling, signatures, tracebacks
-from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.indexed_slices import IndexedSlices, dynamic_arrays
 from replicax._base.messages import shown
 from replicax._base.optimizing import optimizes_programs
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree
@@ -160,7 +160,7 @@ class NotStacked:
 
 def not_compiled(value: PerReplica | Mirrored, why: str = "") -> ValueError:
     """Returns the error for an argument whose components no program can take."""
-    kinds = [f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else repr(x) for x in value.values]
+    kinds = [f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") else shown(x) for x in value.values]
     got = ", ".join(f"replica {i}: {kind}" for i, kind in enumerate(kinds))
     return ValueError(
         "Compiled code has one program for all replicas, which cannot take components that are no arrays or, in this "
@@ -192,7 +192,7 @@ class TraceOutputs:
                 f"A compiled replica function returned a {type(leaf).__name__} value, which has a component for each "
                 "replica already. Return the replica's own component, or make the value outside of `run`."
             )
-        for value in (leaf.values, leaf.indices) if isinstance(leaf, IndexedSlices) else (leaf,):
+        for value in dynamic_arrays(leaf) if isinstance(leaf, IndexedSlices) else (leaf,):
             if id(value) in self.places:
                 continue
             if isinstance(value, (np.ndarray, np.number)) and not is_text(value):

@@ -14,7 +14,7 @@ from jax.tree_util import PyTreeDef
 
 from replicax._base import array_conversion, jax_internals, nest
 from replicax._base import specs as _specs
-from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.indexed_slices import IndexedSlices, dynamic_arrays, with_arrays
 from replicax._base.optimizing import optimizes_programs
 from replicax._base.signatures import Path
 from replicax._base.types import Leaf, Tree
@@ -157,9 +157,11 @@ class CallSignature:
                 return (kind, array.shape, array.dtype, mesh_of(leaf), *shapes)
             return (kind, array.shape, array.dtype, mesh_of(leaf))
         if isinstance(leaf, IndexedSlices):
-            self.dynamic += [jnp.asarray(leaf.values), jnp.asarray(leaf.indices)]
-            shape = None if leaf.dense_shape is None else tuple(int(n) for n in leaf.dense_shape)
-            return (IndexedSlices, *((x.shape, x.dtype) for x in self.dynamic[-2:]), shape)
+            arrays = [jnp.asarray(array) for array in dynamic_arrays(leaf)]
+            self.dynamic += arrays
+            is_known = leaf.dense_shape is not None and len(arrays) == 2
+            shape = tuple(int(size) for size in leaf.dense_shape) if is_known else None
+            return (IndexedSlices, *((x.shape, x.dtype) for x in arrays), shape)
         if is_numeric(leaf):
             array = leaf if isinstance(leaf, jax.Array) else array_conversion.as_array(leaf)
             self.ragged |= is_differing(leaf)
@@ -192,7 +194,8 @@ class CallSignature:
                 counted.add(id(form.counts))
                 found.append(path)
             if isinstance(leaf, IndexedSlices):
-                found += [(*path, jax.tree_util.GetAttrKey(name)) for name in ("values", "indices")]
+                names = ("values", "indices", "dense_shape")[: len(dynamic_arrays(leaf))]
+                found += [(*path, jax.tree_util.GetAttrKey(name)) for name in names]
             elif isinstance(leaf, (PerReplica, Mirrored)) or is_numeric(leaf):
                 found.append(path)
         return found
@@ -216,7 +219,7 @@ class CallSignature:
                     counts[id(form.counts)] = RowCounts(next(queue))
                 return like(leaf, array, None if form is None else counts[id(form.counts)])
             if isinstance(leaf, IndexedSlices):
-                return IndexedSlices(next(queue), next(queue), leaf.dense_shape)
+                return with_arrays(leaf, [next(queue) for _ in dynamic_arrays(leaf)])
             return next(queue) if is_numeric(leaf) else leaf
 
         args, kwargs = jax.tree.unflatten(self._tree, [remade(leaf) for leaf in self._leaves])

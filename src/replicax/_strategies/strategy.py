@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from replicax._base import foreign_state, nest, tracebacks
+from replicax._base.indexed_slices import dense
 from replicax._base.progress import is_wanted, progress
 from replicax._base.types import (
     InputContext,
@@ -210,6 +211,7 @@ class Strategy(LayoutMethods, OlderMethods):
             RuntimeError: in replica context; use `ReplicaContext.all_gather` there.
             InvalidArgumentError: scalars, an axis out of range, or components that do not fit.
             TypeError: components that are not floating or integer, or an axis that is no int.
+            NotImplementedError: `IndexedSlices` that are not distributed.
 
         >>> import numpy as np, replicax as rx
         >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
@@ -221,7 +223,7 @@ class Strategy(LayoutMethods, OlderMethods):
         context.require_cross_replica(self, _GATHER_NEEDED)
         axis = as_integer("axis", axis)
         with self._own_scope(), progress("gathering values") if _takes_long(value) else contextlib.nullcontext():
-            gathered = nest.map_structure(lambda leaf: self._extended._gather(leaf, axis), value)
+            gathered = nest.map_structure(lambda leaf: self._extended._gather(dense(leaf, "gather"), axis), value)
         return _followed("gather", value, gathered)
 
     def experimental_local_results(self, value: Tree) -> tuple[Tree, ...]:

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from replicax._base import errors, nest, tracebacks
 from replicax._base.array_conversion import as_array
-from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.indexed_slices import IndexedSlices, dense
 from replicax._base.messages import received
 from replicax._base.types import (
     CommunicationOptions,
@@ -301,9 +301,7 @@ _NOT_NUMERIC = "OSUMmV"
 def exchangeable(leaf: Leaf, what: str, sparse: bool = True) -> Leaf:
     """Returns a leaf that replicas can exchange, a variable read; raises an error that names the type otherwise."""
     if isinstance(leaf, IndexedSlices):
-        if not sparse:
-            raise NotImplementedError(f"{what} does not support IndexedSlices")
-        return leaf
+        return leaf if sparse else dense(leaf, what)
     if getattr(leaf, "_replicax_variable", False):
         leaf = leaf.read_value()
     if isinstance(leaf, DistributedValues):
