@@ -124,3 +124,32 @@ def test_functions_of_datasets_in_python_draw_the_numbers_of_compiled_ones(run_t
         assert all(0 <= x.min() and x.max() < i + 1 and x.shape == (i % 3 + 1,) for i, x in enumerate(first))
         """
     )
+
+
+def test_replicas_draw_from_a_generator_of_any_strategy(run_tf):
+    """Each replica draws other numbers, the state counts one draw, and a reset needs an aggregation."""
+    run_tf(
+        """
+import pytest
+def draw(strategy, way):
+    with strategy.scope():
+        generator = tf.random.Generator.from_seed(1)
+    def replica():
+        generator.skip(2)
+        return generator.normal([3]), generator.make_seeds(1)
+    drawn = [way(lambda: strategy.run(replica))() for _ in range(2)]
+    cross = way(lambda: generator.normal([]))()
+    parts = [[x.numpy().tolist() for x in strategy.experimental_local_results(leaf)] for leaf in tf.nest.flatten(drawn)]
+    assert all(first != second for first, second in parts), parts
+    return generator, [parts, float(cross), generator.state.numpy().tolist()]
+D = tf.distribute
+for way in (lambda f: f, tf.function):
+    _, expected = draw(D.MirroredStrategy(["CPU:0", "CPU:1"]), way)
+    central = D.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"])
+    generator, drawn = draw(central, way)
+    assert drawn == expected, (drawn, expected)
+    with pytest.raises(ValueError, match="You must specify an aggregation method"):
+        way(lambda: central.run(lambda: generator.reset_from_seed(3)))()
+    assert generator.state.numpy().tolist() == expected[2]
+"""
+    )

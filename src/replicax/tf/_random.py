@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from replicax._base.specs import as_dtype
+from replicax._variables import central
 from replicax._variables.variable import Variable
 from replicax.tf import _draws
 from replicax.tf import _random_keys as keys
@@ -82,7 +83,8 @@ class Generator:
 
     def skip(self, delta: int) -> None:
         """Skips `delta` draws."""
-        self._state.assign_add(np.asarray([0, delta], np.uint32))
+        with central.alike():
+            self._state.assign_add(np.asarray([0, delta], np.uint32))
 
     def split(self, count: int = 1) -> list[Generator]:
         """Returns `count` generators with streams of their own."""
@@ -99,7 +101,8 @@ class Generator:
         # Two programs, since a state that the drawing program returned would be lost if it ran out of memory.
         words, state = keys.of_state(self._state.value(), keys.replica())
         drawn = _draws.settle(_draws.now(sample, words, shape, dtype, *parameters))
-        self._state.assign(state, read_value=False)
+        with central.alike():  # each replica draws once, so that all states are the same
+            self._state.assign(state, read_value=False)
         return drawn
 
     def normal(
