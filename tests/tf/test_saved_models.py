@@ -177,6 +177,144 @@ assert mirrored.mean.numpy() == 4
     )
 
 
+def test_any_variable_may_be_the_root(run_tf, tmp_path):
+    run_tf(
+        f"""
+folder = {str(tmp_path / "model")!r}
+on_read = dict(synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM)
+D = tf.distribute
+for strategy in (D.get_strategy(), D.MirroredStrategy(["CPU:0", "CPU:1"])):
+    with strategy.scope():
+        saved = tf.Variable([1, 2], trainable=False, name="steps"), tf.Variable([5.0, 6.0], **on_read)
+    for variable in saved:
+        expected = variable.numpy().tolist()  # TensorFlow's, too
+        tf.saved_model.save(variable, folder)
+        loaded = tf.saved_model.load(folder)
+        assert loaded.numpy().tolist() == expected and loaded.trainable == variable.trainable
+        assert loaded.name == variable.name and loaded.dtype == variable.dtype
+"""
+    )
+
+
+def test_functions_that_assign_on_read_variables_are_saved_for_one_value(run_tf, tmp_path):
+    """The numbers are TensorFlow's."""
+    run_tf(
+        f"""
+folder = {str(tmp_path / "model")!r}
+A = tf.VariableAggregation
+
+class Counter(tf.Module):
+    def __init__(self, aggregation, dtype):
+        super().__init__()
+        self.seen = tf.Variable(
+            tf.cast(3, dtype), synchronization=tf.VariableSynchronization.ON_READ, aggregation=aggregation
+        )
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+    def count(self, x):
+        self.seen.assign_add(tf.cast(tf.reduce_sum(x), self.seen.dtype))
+        return x
+
+    @tf.function(input_signature=[])
+    def more(self):
+        return self.seen.assign_add(tf.cast(1, self.seen.dtype))
+
+    @tf.function(input_signature=[])
+    def triple(self):
+        self.seen.assign_sub(tf.cast(1, self.seen.dtype))
+        self.seen.assign(self.seen * 3)
+        return self.seen.read_value() + 0
+
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+for aggregation, dtype, expected in (
+    (A.SUM, tf.float32, [11, 14, 15, 15, 42, 42]),
+    (A.SUM, tf.int32, [11, 14, 15, 15, 42, 42]),
+    (A.MEAN, tf.float32, [5.5, 8.5, 9.5, 9.5, 25.5, 25.5]),
+    (A.ONLY_FIRST_REPLICA, tf.int32, [5, 8, 9, 9, 24, 24]),
+):
+    with strategy.scope():
+        counter = Counter(aggregation, dtype)
+    strategy.run(lambda: counter.seen.assign_add(
+        tf.cast(2 + tf.distribute.get_replica_context().replica_id_in_sync_group, dtype)
+    ))
+    for scope in (tf.name_scope("outside"), strategy.scope()):
+        with scope:
+            tf.saved_model.save(counter, folder)
+        loaded = tf.saved_model.load(folder)
+        seen = [loaded.seen.numpy()]
+        loaded.count(tf.constant([1.0, 2.0]))
+        seen += [loaded.seen.numpy(), loaded.more().numpy(), loaded.seen.numpy()]
+        seen += [loaded.triple().numpy(), loaded.seen.numpy()]
+        assert seen == expected, (aggregation, dtype, seen)
+        assert counter.seen.numpy() == expected[0]
+    if aggregation is A.SUM:  # what the model itself does is as before
+        raises(ValueError, lambda: counter.count(tf.ones([1])), "assign_add", "cross-replica context")
+"""
+    )
+
+
+def test_models_of_central_storage_over_two_kinds_of_devices_run_on_one(run_tf, tmp_path):
+    run_tf(
+        f"""
+import replicax
+folder = {str(tmp_path / "model")!r}
+
+class Model(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = tf.Variable([1.0, 2.0])
+
+    @tf.function(input_signature=[])
+    def grow(self):
+        for _ in tf.range(2):
+            self.weight.assign_add([1.0, 1.0])
+        return self.weight * 2.0
+
+replicax.config.set_virtual_devices({{"CPU": 1, "GPU": 1}})
+for devices in (["GPU:0", "CPU:0"], ["CPU:0", "GPU:0"]):
+    with tf.distribute.experimental.CentralStorageStrategy(devices).scope():
+        model = Model()
+    model.grow()
+    tf.saved_model.save(model, folder)
+    loaded = tf.saved_model.load(folder)
+    assert loaded.grow().numpy().tolist() == [10.0, 12.0] and loaded.weight.numpy().tolist() == [5.0, 6.0]
+"""
+    )
+
+
+def test_a_function_of_unknown_rank_is_saved_for_each_rank_that_it_takes(run_tf, tmp_path):
+    run_tf(
+        f"""
+folder = {str(tmp_path / "model")!r}
+
+class Model(tf.Module):
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)])
+    def double(self, x):
+        return x * 2.0
+
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)])
+    def first(self, x):
+        return x[0]
+
+    @tf.function(input_signature=[tf.TensorSpec([2], tf.float32)])
+    def more(self, x):
+        return x + 1.0
+
+saved = Model()
+tf.saved_model.save(saved, folder)
+loaded = tf.saved_model.load(folder)
+for shape in ([], [2], [1, 3], [2, 1, 1, 1, 1]):
+    x = tf.random.normal(shape)
+    assert np.array_equal(loaded.double(x), x * 2.0)
+    if shape:
+        assert np.array_equal(loaded.first(x), x[0])
+assert loaded.more(tf.ones([2])).numpy().tolist() == [2.0, 2.0]
+raises(ValueError, lambda: loaded.first(tf.constant(1.0)), "Could not find matching")
+raises(ValueError, lambda: tf.saved_model.save(saved, folder, signatures=saved.double), "double", "unknown rank")
+"""
+    )
+
+
 def test_models_of_keras_are_exported_and_used_as_layers(run_tf, tmp_path):
     run_tf(
         f"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -85,17 +86,19 @@ class ConcreteFunction:
 
     # Its trace.
 
-    def _leaves(self) -> list[TensorSpec]:
+    @property
+    def specs(self) -> list[TensorSpec]:
+        """The specs of its arguments."""
         return [leaf for each in self._arguments for leaf in _leaves(each.value) if isinstance(leaf, TensorSpec)]
 
     def _traced(self) -> Program | GeneralTrace | None:
         """Returns its trace, for all sizes or for a first one where one is not known; None where there is none."""
         of_replicas = any(isinstance(leaf, PerReplicaSpec) for each in self._arguments for leaf in _leaves(each.value))
-        if of_replicas or any(spec.shape.rank is None for spec in self._leaves()):
+        if of_replicas or any(spec.shape.rank is None for spec in self.specs):
             return None  # the specs do not tell of which strategy's values, or how many dimensions
-        if any(spec.dtype == np.dtype(object) for spec in self._leaves()):
+        if any(spec.dtype == np.dtype(object) for spec in self.specs):
             pass  # strings are known while a function is traced
-        elif not all(spec.shape.is_fully_defined() for spec in self._leaves()):
+        elif not all(spec.shape.is_fully_defined() for spec in self.specs):
             try:
                 return self._general_of(*self._call({each.name: each.value for each in self._arguments}))
             except Exception as error:
@@ -104,7 +107,7 @@ class ConcreteFunction:
         try:
             return self._program_for(self._sizes[0])
         except Exception:
-            if all(spec.shape.is_fully_defined() for spec in self._leaves()):
+            if all(spec.shape.is_fully_defined() for spec in self.specs):
                 raise
             self._sizes = _SIZES[1]
             with contextlib.suppress(Exception):
@@ -125,7 +128,7 @@ class ConcreteFunction:
         """The specs of what it returns, in the same structure; None and what is no tensor as it is."""
         program = self._found("structured_outputs")
         specs = program.result_specs()
-        if isinstance(program, GeneralTrace) or all(spec.shape.is_fully_defined() for spec in self._leaves()):
+        if isinstance(program, GeneralTrace) or all(spec.shape.is_fully_defined() for spec in self.specs):
             return specs
         other = self._program_for(self._sizes[1])
         assert other is not None
@@ -165,7 +168,7 @@ class ConcreteFunction:
     @property
     def inputs(self) -> list[TensorSpec]:
         """The specs of its arguments, and of what it captured."""
-        return [*self._leaves(), *(TensorSpec(v.shape, v.dtype, v.name) for v in self.captured_inputs)]
+        return [*self.specs, *(TensorSpec(v.shape, v.dtype, v.name) for v in self.captured_inputs)]
 
     @property
     def structured_input_signature(self) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
@@ -177,12 +180,31 @@ class ConcreteFunction:
     def trace(self) -> Program | GeneralTrace | None:
         """What it reads, computes and writes, for all sizes that its specs allow; None where it has no such trace."""
         general = isinstance(self._program, GeneralTrace)
-        return self._program if general or all(s.shape.is_fully_defined() for s in self._leaves()) else None
+        return self._program if general or all(s.shape.is_fully_defined() for s in self.specs) else None
 
     @property
     def arguments(self) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
         """The arguments that it was made for, specs in place of tensors, as the function takes them."""
         return self._call({argument.name: argument.value for argument in self._arguments})
+
+    def traced_again(self) -> ConcreteFunction:
+        """Return the same function with the trace that it has now, whose settings may be others."""
+        again = copy.copy(self)
+        vars(again).pop("structured_outputs", None)
+        again.not_general, again._program = None, None
+        again._program = again._traced()
+        return again
+
+    def of_rank(self, rank: int) -> ConcreteFunction:
+        """Return the function for tensors of this rank, in place of each spec of unknown rank."""
+
+        def ranked(leaf: Leaf) -> Leaf:
+            is_open = isinstance(leaf, TensorSpec) and leaf.shape.rank is None
+            return TensorSpec([None] * rank, leaf.dtype, leaf.name) if is_open else leaf
+
+        other = copy.copy(self)
+        other._arguments = [argument._replace(value=_mapped(ranked, argument.value)) for argument in self._arguments]
+        return other.traced_again()
 
     # Its calls.
 

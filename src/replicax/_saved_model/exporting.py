@@ -146,7 +146,7 @@ class _Alone(Interpreter[Any]):
     """Computes a function's jaxpr as another process can: on one device, and without what it prints and asserts."""
 
     def rule(self, eqn: jex.JaxprEqn) -> Rule[Any] | None:
-        if eqn.primitive.name == "sharding_constraint":
+        if eqn.primitive.name in ("sharding_constraint", "device_put"):
             return lambda eqn, operands: operands
         if _only_calls_back(eqn):
             return lambda eqn, operands: []
@@ -168,8 +168,8 @@ class _Rows(NamedTuple):
         """Returns the replicas' values, of which the variable's value is `leaf`."""
         if not self.values:
             return leaf
-        share = leaf / self.values if self.sums else leaf
-        return jnp.broadcast_to(share.astype(leaf.dtype), (self.values, *leaf.shape))
+        values = jnp.broadcast_to(leaf, (self.values, *leaf.shape))
+        return values.at[1:].set(0) if self.sums else values  # a share of an integer would be rounded
 
     def gathered(self, leaf: jax.Array) -> jax.Array:
         """Returns the variable's value for the replicas' values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -12,6 +13,7 @@ import jax
 
 from replicax._base import foreign_state, json_values, planning, tracebacks
 from replicax._base.atomic_files import AnyPath, Artifact, path_text, replacing, write_record
+from replicax._base.export_switch import tracing_for_one_device
 from replicax._base.types import Tree
 from replicax._checkpoint import object_graph
 from replicax._checkpoint.checkpoint import Checkpoint
@@ -23,11 +25,13 @@ from replicax._saved_model import exporting, signatures, structures, tree
 from replicax._saved_model.asset import Asset
 from replicax._saved_model.exporting import Concrete, NotExportedError
 from replicax._tracing import frames
+from replicax._variables.distributed import SyncOnReadVariable
 from replicax._variables.variable import Variable
 
 RECORD = "saved_model.json"
 FORMAT = 1
 SAVED_MODEL = Artifact("saved model", RECORD)
+RANKS = range(6)  # those that a function of unknown rank is saved for
 ASSETS, FUNCTIONS, VARIABLES = "assets", "functions", os.path.join("variables", "variables")
 
 
@@ -46,6 +50,12 @@ class _Saving:
         self.hidden: list[Variable] = []
         self.functions: list[tuple[bytes, dict[str, Any]]] = []
         self._numbers: dict[int, tuple[int, object]] = {}  # of functions, by the id of what they were traced to
+
+    def tracing(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which functions are traced that assign on-read variables, if the model has any."""
+        if any(isinstance(node.value, SyncOnReadVariable) for node in self.nodes):
+            return tracing_for_one_device()
+        return contextlib.nullcontext()
 
     def number_of(self, function: Concrete) -> int:
         """Returns the number of a function among those that are written; writes down a new one."""
@@ -107,17 +117,30 @@ class UnreachableError(AssertionError, KeyError):
 
 def _of_function(value: Function) -> Iterator[ConcreteFunction]:
     for made in value.all_concrete_functions():
-        if made.trace is None and value.input_signature is not None:
-            # No program for all sizes: those for the sizes that there were, if there were any.
-            others = value._called_with()
-            if others:
-                tracebacks.warn(
-                    f"{value._name} is saved only for the shapes that it was called with, {len(others)} in number. No "
-                    f"program for all sizes could be made: {str(made.not_general).splitlines()[0]}"
-                )
-                yield from others
-                return
-        yield made
+        if made.trace is not None or value.input_signature is None:
+            yield made
+        elif of_ranks := _of_each_rank(made):
+            yield from of_ranks
+        elif called_with := value._called_with():
+            why = made.not_general or "a spec has no rank, and no rank from 0 to 5 fits"
+            tracebacks.warn(
+                f"{value._name} is saved only for the shapes that it was called with, {len(called_with)} in number. No "
+                f"program for all sizes could be made: {str(why).splitlines()[0]}"
+            )
+            yield from called_with
+        else:
+            yield made
+
+
+def _of_each_rank(function: ConcreteFunction) -> list[ConcreteFunction]:
+    """Return a function with specs of unknown rank for each rank of RANKS that it can be saved for."""
+    of_ranks = []
+    for rank in RANKS if any(spec.shape.rank is None for spec in function.specs) else ():
+        with contextlib.suppress(Exception):  # the function does not take tensors of this rank
+            of_rank = function.of_rank(rank)
+            signatures.saved(of_rank)
+            of_ranks.append(of_rank)
+    return of_ranks
 
 
 def save(obj: object, export_dir: AnyPath, given: object = None) -> None:
@@ -135,9 +158,10 @@ def save(obj: object, export_dir: AnyPath, given: object = None) -> None:
             f"export. Got {obj!r} with type {type(obj)}."
         )
     saving = _Saving(obj)
-    chosen = signatures.chosen(given, saving.nodes)
-    entries = {name: _signature(saving, name, function) for name, function in chosen.items()}
-    nodes = [_node(saving, node) for node in saving.nodes]
+    with saving.tracing():
+        chosen = signatures.chosen(given, saving.nodes)
+        entries = {name: _signature(saving, name, function) for name, function in chosen.items()}
+        nodes = [_node(saving, node) for node in saving.nodes]
     with errors_of_disks(f"saved model {path}"), replacing(path, SAVED_MODEL) as new:
         os.makedirs(new)
         _write_files(saving, new, nodes)
@@ -217,8 +241,10 @@ def _write_files(saving: _Saving, new: str, nodes: list[dict[str, Any]]) -> None
 
 def _write_variables(saving: _Saving, obj: object, new: str, entries: list[dict[str, Any]]) -> None:
     """Writes a checkpoint of the object, and adds the keys of its arrays to the variables' entries."""
-    further = {"hidden_variables": list(saving.hidden)} if saving.hidden else {}
+    further: dict[str, object] = {"hidden_variables": list(saving.hidden)} if saving.hidden else {}
     root = obj if object_graph.has_children(obj) else None
+    if isinstance(obj, Variable):
+        further["variable"] = obj
     checkpoint = Checkpoint(root, **further)
     for node in object_graph.graph_of(checkpoint._roots()):
         if isinstance(node.leaf, object_graph.PytreeLeaf):

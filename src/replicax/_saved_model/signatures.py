@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from replicax._base.export_switch import traces_for_one_device
 from replicax._base.types import Tree
 from replicax._engine.concrete_function import ConcreteFunction
 from replicax._engine.function import Function
@@ -97,10 +98,17 @@ def saved(function: ConcreteFunction) -> Concrete:
     Raises:
         NotExportedError: it has no program for all that its specs allow, or takes or returns what cannot be saved.
     """
-    if any(spec.dtype == np.dtype(object) for spec in function.inputs):
+    if traces_for_one_device():
+        function = function.traced_again()
+    if any(spec.dtype == np.dtype(object) for spec in function.specs):
         raise NotExportedError(
             f"{function.name} takes tensors of strings, which are computed on the host: no program can be saved. Keep "
             "what it does with strings outside of the function."
+        )
+    if any(spec.shape.rank is None for spec in function.specs):
+        raise NotExportedError(
+            f"{function.name} cannot be saved for a spec of unknown rank: a program has one number of dimensions. "
+            "Declare it, such as two in TensorSpec([None, 3])."
         )
     if function.trace is None:
         why = str(function.not_general or "it has no program of its own").splitlines()[0]

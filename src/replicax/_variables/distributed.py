@@ -12,6 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from replicax._base import array_conversion, errors, nest
+from replicax._base.export_switch import traces_for_one_device
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import Leaf, ReduceOp, Tree, VariableAggregation, VariableSynchronization
 from replicax._collectives import arithmetic
@@ -323,6 +324,8 @@ class SyncOnReadVariable(_Distributed):
         if self._in_own_replica():
             new = self._apply(method, self._convert(value))
             return self._of_leaves(new) if read_value else None
+        if traces_for_one_device():
+            return self._of_leaves(self._update_total(method, self._whole_leaves(value)))
         if isinstance(value, PerReplica):
             raise TypeError(
                 f"{self.name} is assigned one value for all replicas outside of `run`, got a PerReplica value. Assign "
@@ -343,6 +346,17 @@ class SyncOnReadVariable(_Distributed):
                 )
             self._apply("assign", combined(method, self._aggregated(), given))
         return self._result() if read_value else None
+
+    def _update_total(self, method: str, given: Leaves) -> Leaves:
+        """Update the variable's value as that of a variable without replicas, and return it."""
+        frame = frames.frame()
+        with frames.lock:
+            new = combined(method, self._aggregated(), given)
+            rows = [frame.in_form(self._storage, leaf, i) for i, leaf in enumerate(new)]
+            if self._aggregation is VariableAggregation.SUM:  # the first replica has all of it
+                rows = [leaf.at[1:].set(0) for leaf in rows]
+            self._put(rows)
+        return new
 
     def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
         raise NotImplementedError(f"Variables with `synchronization=ON_READ` doesn't support `{method}`")
