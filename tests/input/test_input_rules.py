@@ -492,6 +492,30 @@ def test_fact_110_per_replica_mode():
     assert [x.lists() for x in uneven] == [[[0, 1], [0, 1]], [[2, 3], []]]
 
 
+@pytest.mark.parametrize(
+    "fetch, mode, words",
+    [
+        (True, "PER_WORKER", "you must also specify `PER_REPLICA`"),
+        (False, "PER_WORKER", "you must also specify `PER_REPLICA`"),
+        (True, "PER_REPLICA", "can not be set to True when experimental_fetch_to_device is True"),
+        (False, "PER_REPLICA", None),
+    ],
+)
+def test_options_may_not_contradict_each_other_about_the_place_of_datasets(fetch, mode, words):
+    """As in TensorFlow, where `experimental_distribute_dataset` takes them all but PER_REPLICA."""
+    options = InputOptions(fetch, InputReplicationMode[mode], experimental_place_dataset_on_device=True)
+    calls = []
+    distribution = lambda: from_function(lambda c: calls.append(c) or R(4).batch(2), options=options)  # noqa: E731
+    if words is None:
+        assert next(iter(distribution())).lists() == [[0, 1], [0, 1]]
+    else:
+        with pytest.raises(ValueError, match=words):
+            distribution()
+        assert not calls
+    if mode == "PER_WORKER":
+        assert next(iter(distribute(R(4).batch(2), options=options))).lists() == [[0], [1]]
+
+
 def test_fact_111_one_replica_passes_data_through():
     dataset = R(5).batch(2)
     found = list(distribute(dataset, replicas=1))

@@ -38,6 +38,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
 
     Raises:
         TypeError: `dataset_fn` is not callable, or does not return a dataset.
+        ValueError: `options` contradict each other about the place of the datasets.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
                 "returns a dataset. A dataset itself goes to `experimental_distribute_dataset`."
             )
         self._prepare(num_replicas, place, options, worker)
+        _check_placement(self._options)
         context = context or InputContext(num_replicas_in_sync=num_replicas)
         contexts = [context]
         if self._options.experimental_replication_mode == InputReplicationMode.PER_REPLICA:
@@ -111,3 +113,19 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             return np.int64(rounds)
         spec = self._sources[0]._spec(False)
         return np.int64(UNKNOWN_CARDINALITY if spec is None else rounds if all_static(spec) else rounds + 1)
+
+
+def _check_placement(options: InputOptions) -> None:
+    """Raise ValueError for options that TensorFlow refuses. They make no difference here."""
+    if not options.experimental_place_dataset_on_device:
+        return
+    if options.experimental_replication_mode != InputReplicationMode.PER_REPLICA:
+        raise ValueError(
+            "When `experimental_place_dataset_on_device` is set for dataset placement, you must also specify "
+            f"`PER_REPLICA` for the replication mode, got {options!r}."
+        )
+    if options.experimental_fetch_to_device:
+        raise ValueError(
+            "`experimental_place_dataset_on_device` can not be set to True when experimental_fetch_to_device is True "
+            f"and replication mode is set to `PER_REPLICA`, got {options!r}."
+        )
