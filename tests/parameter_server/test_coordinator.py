@@ -492,3 +492,95 @@ def test_keys_are_looked_up_read_and_returned(run, shards):
             for got, expected in (two, keys[jnp.array([3, 1999])]), (slice_, keys[5:7]), (table.value(), keys):
                 assert (jax.random.key_data(got) == jax.random.key_data(expected)).all()
     """)
+
+
+PARTITIONS = [
+    ([3, 1], [1, 1]),
+    ([2], [1, 1]),
+    ((2,), [1, 1]),
+    ([1, 1, 1, 1], None),
+    (None, "got: None"),
+    ([], "got: []"),
+    ([0, 1], "got: [0, 1]"),
+    ([-1, 1], "got: [-1, 1]"),
+    ([1, 2], "got: [1, 2]"),
+    (5, "got: 5"),
+    ("ab", "got: 'ab'"),
+    ([1.5, 1], "got: [1.5, 1]"),
+]
+
+
+def test_results_of_partitioners(run):
+    """As in TensorFlow, which raises errors of Python's for the last ones, and for negative numbers."""
+    run(f"""
+        for counts, expected in {PARTITIONS!r}:
+            with Cluster(workers=1, servers=2, partitioner=lambda shape, dtype: counts) as cluster:
+                with cluster.strategy.scope():
+                    if isinstance(expected, str):
+                        kind, text, _ = raised(lambda: rx.Variable(jnp.ones((2, 2))))
+                        assert kind == "ValueError" and "must return a list/tuple" in text and expected in text, text
+                    else:
+                        v = rx.Variable(jnp.ones((2, 2)))
+                        rows = [part.shape[0] for part in v.variables] if hasattr(v, "variables") else None
+                        assert rows == expected and v.numpy().tolist() == [[1, 1]] * 2, (counts, rows)
+    """)
+
+
+def test_initial_values_are_made_for_each_part(run):
+    """As in TensorFlow, which calls `plain` and `full` for each part too."""
+    run("""
+        calls = []
+        def init(**kwargs):
+            calls.append({name: tuple(value) for name, value in kwargs.items()})
+            return jnp.full(kwargs["partition_shape"], len(calls), jnp.float32)
+        def plain():
+            calls.append("plain")
+            return jnp.ones((5, 2))
+        def full(**kwargs):
+            calls.append(sorted(kwargs))
+            return jnp.arange(10.0).reshape(5, 2)
+        def fails(**kwargs):
+            raise KeyError("its own")
+        known = dict(shape=(5, 2), dtype=jnp.float32)
+        partitioner = rx.experimental.partitioners.FixedShardsPartitioner(2)
+        with Cluster(workers=1, servers=2, partitioner=partitioner) as cluster, cluster.strategy.scope():
+            v = rx.Variable(init, **known)
+            assert [part.numpy().tolist() for part in v.variables] == [[[1, 1]] * 3, [[2, 2]] * 2]
+            assert calls == [
+                {"partition_shape": (3, 2), "partition_offset": (0, 0)},
+                {"partition_shape": (2, 2), "partition_offset": (3, 0)},
+            ]
+            for function, options, expected in (
+                (plain, known, ["plain"]),
+                (plain, {}, ["plain"]),
+                (full, known, [["partition_offset", "partition_shape"]]),
+                (full, {}, [[]]),
+            ):
+                calls.clear()
+                v = rx.Variable(function, **options)
+                assert calls == expected and [part.shape[0] for part in v.variables] == [3, 2]
+                assert np.array_equal(v.numpy(), jnp.ones((5, 2)) if function is plain else full())
+            assert raised(lambda: rx.Variable(fails, **known))[:2] == ("KeyError", "'its own'")
+            assert raised(lambda: rx.Variable(init))[0] == "KeyError"  # the shape is not known before the call
+            cluster.use(rx.experimental.partitioners.FixedShardsPartitioner(1))
+        with cluster.strategy.scope():
+            assert raised(lambda: rx.Variable(init, **known))[0] == "KeyError"  # there is one part
+    """)
+
+
+def test_the_coordinator_cannot_iterate_over_a_distributed_dataset(run):
+    run("""
+        with Cluster(workers=1, servers=1) as cluster:
+            strategy, data = cluster.strategy, rx.data.Dataset.range(4).batch(2)
+            for dataset in (
+                strategy.experimental_distribute_dataset(data),
+                strategy.distribute_datasets_from_function(lambda context: data),
+            ):
+                for call in (lambda: iter(dataset), lambda: list(dataset)):
+                    kind, text, _ = raised(call)
+                    assert kind == "ValueError", (kind, text)
+                    assert "pass this dataset to ClusterCoordinator.create_per_worker_dataset" in text
+                iterator = iter(cluster.coordinator.create_per_worker_dataset(dataset))
+                first = cluster.coordinator.schedule(rx.function(lambda it: next(it)), args=(iterator,))
+                assert first.fetch().tolist() == [0, 1]
+    """)

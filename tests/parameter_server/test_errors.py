@@ -64,6 +64,14 @@ def test_only_the_coordinator_makes_the_strategy(kind, does):
         rx.ParameterServerStrategy(resolver)
 
 
+@pytest.mark.parametrize("kind", ["foobar", "Chief", ""])
+def test_a_task_of_an_unknown_type_makes_no_strategy(kind):
+    cluster = rx.ClusterSpec({"worker": ["localhost:2"], "ps": ["localhost:3"]})
+    resolver = rx.cluster_resolver.SimpleClusterResolver(cluster, task_type=kind, task_id=0)
+    with pytest.raises(ValueError, match=f"Unrecognized task_type: {kind}, valid task types are: .'chief', 'worker'"):
+        rx.ParameterServerStrategy(resolver)
+
+
 def test_a_coordinator_ends_at_once_while_a_worker_refuses_it(run_well):
     program = """
         from replicax._parameter_server import worker_links

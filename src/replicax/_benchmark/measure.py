@@ -241,6 +241,8 @@ class _Feed:
         self._taken: list[Tree] | None = None  # elements of the user's own iterator, which go back to it
         if isinstance(batch, Dataset):
             batch = strategy.experimental_distribute_dataset(batch)
+        if isinstance(batch, DistributedDataset):
+            batch = batch._for_this_process()
         iterators = [x for x in batch if isinstance(x, ElementIterator)] if isinstance(batch, tuple) else []
         if isinstance(batch, (DistributedDataset, Dataset)):
             self._dataset, self._iterator = batch, iter(batch)

@@ -187,8 +187,8 @@ class ConcreteFunction:
         """The arguments that it was made for, specs in place of tensors, as the function takes them."""
         return self._call({argument.name: argument.value for argument in self._arguments})
 
-    def traced_again(self) -> ConcreteFunction:
-        """Return the same function with the trace that it has now, whose settings may be others."""
+    def retrace(self) -> ConcreteFunction:
+        """Return the same function, traced with the settings of this moment."""
         again = copy.copy(self)
         vars(again).pop("structured_outputs", None)
         again.not_general, again._program = None, None
@@ -198,13 +198,13 @@ class ConcreteFunction:
     def of_rank(self, rank: int) -> ConcreteFunction:
         """Return the function for tensors of this rank, in place of each spec of unknown rank."""
 
-        def ranked(leaf: Leaf) -> Leaf:
+        def with_rank(leaf: Leaf) -> Leaf:
             is_open = isinstance(leaf, TensorSpec) and leaf.shape.rank is None
             return TensorSpec([None] * rank, leaf.dtype, leaf.name) if is_open else leaf
 
         other = copy.copy(self)
-        other._arguments = [argument._replace(value=_mapped(ranked, argument.value)) for argument in self._arguments]
-        return other.traced_again()
+        other._arguments = [argument._replace(value=_mapped(with_rank, argument.value)) for argument in self._arguments]
+        return other.retrace()
 
     # Its calls.
 

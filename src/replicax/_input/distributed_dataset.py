@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -134,7 +135,20 @@ class DistributedDataset(PlacedRounds):
             lambda s: TensorSpec(None if s.shape.rank is None else (share, *s.shape[1:]), s.dtype), spec
         )
 
+    _is_for_workers = False  # whether only the workers of a ClusterCoordinator may iterate over it
+
+    def _for_this_process(self) -> Self:
+        """Return the dataset for iteration in this process, by a library that trains here."""
+        readable = copy.copy(self)
+        readable._is_for_workers = False
+        return readable
+
     def __iter__(self) -> DistributedIterator:
+        if self._is_for_workers:
+            raise ValueError(
+                "To use this dataset, you need to pass this dataset to ClusterCoordinator.create_per_worker_dataset. "
+                "In the coordinator's program, iterate over the dataset that was distributed."
+            )
         iterators.announce()
         return DistributedIterator(self)
 

@@ -53,7 +53,7 @@ def made(source: object) -> Iterable[Tree]:
             f"Unexpected dataset type! A per-worker dataset is made of a Dataset, or of a function that returns one, "
             f"got {received(dataset)}."
         )
-    return dataset  # type: ignore[return-value]
+    return dataset._for_this_process() if isinstance(dataset, DistributedDataset) else dataset  # type: ignore[return-value]
 
 
 class _PerWorkerDataset:

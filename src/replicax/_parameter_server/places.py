@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 
+from replicax._base.specs import TensorShape
 from replicax._base.types import Tree
 from replicax._parameter_server.cut_types import Part
 
@@ -81,3 +83,18 @@ def shards(first: int, servers: int, rows: int, count: int) -> tuple[Part, ...]:
     for number in range(count):
         stops.append(stops[-1] + size + (number < larger))
     return tuple(Part((first + n) % servers, stops[n], stops[n + 1]) for n in range(count))
+
+
+def initial_value_of_parts(initial_value: Callable[..., Tree], shape: tuple[int, ...], count: int) -> Tree:
+    """Call the function for each part of axis 0 if it takes parts, else once; return the whole initial value."""
+    values = []
+    for _, start, stop in shards(0, 1, shape[0], count):
+        part_shape, offset = (stop - start, *shape[1:]), (start, *[0] * (len(shape) - 1))
+        try:
+            value = initial_value(partition_shape=TensorShape(part_shape), partition_offset=offset)
+        except (TypeError, ValueError):  # as TensorFlow finds out that a function takes no parts
+            return initial_value()
+        if getattr(value, "shape", None) != part_shape:
+            return value  # the whole value, whichever part is asked for
+        values.append(value)
+    return jnp.concatenate(values)

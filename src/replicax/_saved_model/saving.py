@@ -31,7 +31,7 @@ from replicax._variables.variable import Variable
 RECORD = "saved_model.json"
 FORMAT = 1
 SAVED_MODEL = Artifact("saved model", RECORD)
-RANKS = range(6)  # those that a function of unknown rank is saved for
+RANKS = range(6)  # a function of unknown rank is saved for these
 ASSETS, FUNCTIONS, VARIABLES = "assets", "functions", os.path.join("variables", "variables")
 
 
@@ -52,7 +52,7 @@ class _Saving:
         self._numbers: dict[int, tuple[int, object]] = {}  # of functions, by the id of what they were traced to
 
     def tracing(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which functions are traced that assign on-read variables, if the model has any."""
+        """Return a context for tracing functions, with on-read variables of one value if the model has any."""
         if any(isinstance(node.value, SyncOnReadVariable) for node in self.nodes):
             return tracing_for_one_device()
         return contextlib.nullcontext()

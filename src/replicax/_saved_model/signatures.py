@@ -99,7 +99,7 @@ def saved(function: ConcreteFunction) -> Concrete:
         NotExportedError: it has no program for all that its specs allow, or takes or returns what cannot be saved.
     """
     if traces_for_one_device():
-        function = function.traced_again()
+        function = function.retrace()
     if any(spec.dtype == np.dtype(object) for spec in function.specs):
         raise NotExportedError(
             f"{function.name} takes tensors of strings, which are computed on the host: no program can be saved. Keep "

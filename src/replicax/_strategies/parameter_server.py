@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import numbers
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from numpy.typing import DTypeLike
 
 from replicax._base import devices as _devices
 from replicax._base import doc_pages, nest
-from replicax._base.specs import TensorShape
-from replicax._base.types import Args, Kwargs, Tree
+from replicax._base.specs import TensorShape, as_dtype
+from replicax._base.types import Args, InputContext, InputOptions, Kwargs, Tree
 from replicax._cluster.resolver import ClusterResolver
 from replicax._cluster.spec import ClusterSpec
 from replicax._collectives import cross_device_ops
@@ -20,7 +24,7 @@ from replicax._input.placement import Placement
 from replicax._parameter_server.cluster import Cluster, aside
 from replicax._parameter_server.coordinator import ClusterCoordinator
 from replicax._parameter_server.cut_types import Part
-from replicax._parameter_server.places import Near
+from replicax._parameter_server.places import Near, initial_value_of_parts
 from replicax._parameter_server.planner import RunsHere
 from replicax._parameter_server.variables import ServedVariable, ShardedVariable
 from replicax._strategies.one_device import OneDeviceContext, OneDeviceStrategy
@@ -74,6 +78,16 @@ class ParameterServerExtended(SingleReplicaExtended):
         with _context.entered(self._container, OneDeviceContext(self._container, None)):
             return fn(*args, **kwargs)
 
+    def _distribute_dataset(self, dataset: object, options: InputOptions) -> Tree:
+        distributed = super()._distribute_dataset(dataset, options)
+        distributed._is_for_workers = True
+        return distributed
+
+    def _datasets_from_function(self, dataset_fn: Callable[[InputContext], object], options: InputOptions) -> Tree:
+        distributed = super()._datasets_from_function(dataset_fn, options)
+        distributed._is_for_workers = True
+        return distributed
+
     def _broadcast(self, tensor: Tree, destinations: object) -> Tree:
         cross_device_ops.check_destinations(destinations)
         return tensor
@@ -99,30 +113,56 @@ class ParameterServerExtended(SingleReplicaExtended):
 
     def _new_variable(self, **kwargs: Tree) -> Variable:
         with creators.outside(self._container):
-            leaves, tree, _ = initial_tree(kwargs["initial_value"], kwargs.get("dtype"))
+            initial, counts = self._initial_value(**kwargs)
+            leaves, tree, _ = initial_tree(initial, kwargs.get("dtype"))
             value = kwargs["initial_value"] = tree.unflatten(leaves)
             paths, _ = jax.tree.flatten_with_path(value)
-            parts = [self._parts(path, leaf, tree == ARRAY) for path, leaf in paths]
+            parts = [self._parts(path, leaf, tree == ARRAY, counts) for path, leaf in paths]
             kind = ShardedVariable if tree == ARRAY and len(parts[0]) > 1 else ServedVariable
             variable = kind(**kwargs, cluster=self._cluster, parts=parts)
         variable._strategy = self._container
         return variable
 
-    def _parts(self, path: tuple[object, ...], array: jax.Array, may_be_divided: bool) -> Sequence[Part]:
-        """Returns where a leaf of a new variable goes."""
+    def _initial_value(
+        self, initial_value: Tree, shape: Any = None, dtype: DTypeLike | None = None, **_: Tree
+    ) -> tuple[Tree, int | None]:
+        """Return an initial value, and the number of its parts if the partitioner was asked for it.
+
+        As in TensorFlow, a function is called for each part where the shape and dtype are known before.
+        """
+        shape = TensorShape(shape)
+        is_known = dtype is not None and shape.is_fully_defined() and shape.rank
+        if self._partitioner is None or not callable(initial_value) or not is_known or self._near:
+            return initial_value, None
+        count = self._count_parts(shape, as_dtype(dtype))
+        if count == 1:
+            return initial_value, count
+        return functools.partial(initial_value_of_parts, initial_value, tuple(shape), count), count
+
+    def _count_parts(self, shape: TensorShape, dtype: np.dtype) -> int:
+        """Return the number of parts of axis 0 that the partitioner asks for, at most the number of rows."""
+        assert self._partitioner is not None
+        counts = self._partitioner(shape, dtype)
+        is_list = isinstance(counts, (list, tuple)) and all(isinstance(count, numbers.Integral) for count in counts)
+        if not is_list or not counts or counts[0] < 1 or any(count != 1 for count in counts[1:]):
+            raise ValueError(
+                "variable_partitioner must return a list/tuple whose elements are 1 besides the first element "
+                f"(non-zero), got: {counts!r}"
+            )
+        return max(1, min(int(counts[0]), shape[0]))
+
+    def _parts(
+        self, path: tuple[object, ...], array: jax.Array, may_be_divided: bool, count: int | None
+    ) -> Sequence[Part]:
+        """Return where a leaf of a new variable goes; `count` is its number of parts if it is known."""
         shape = array.shape
         near = self._near[-1].parts(path, shape) if self._near else None
         if near is not None:
             return near
         if self._partitioner is None or not shape or not may_be_divided:
             return self._cluster.in_turn(shape)
-        counts = list(self._partitioner(TensorShape(shape), array.dtype))
-        if len(counts) != len(shape) or counts[0] < 1 or any(count != 1 for count in counts[1:]):
-            raise ValueError(
-                "variable_partitioner must return a list/tuple whose elements are 1 besides the first element "
-                f"(non-zero), got: {counts!r}"
-            )
-        return self._cluster.shards(shape, counts[0]) if counts[0] > 1 else self._cluster.in_turn(shape)
+        count = self._count_parts(TensorShape(shape), array.dtype) if count is None else count
+        return self._cluster.shards(shape, count) if count > 1 else self._cluster.in_turn(shape)
 
 
 class ParameterServerStrategy(Strategy):
@@ -136,11 +176,13 @@ class ParameterServerStrategy(Strategy):
     Args:
         cluster_resolver: tells the addresses of all tasks: jobs `"worker"` and `"ps"`, and perhaps `"chief"`, this one.
         variable_partitioner: says into how many parts variables are divided along axis 0, each on a server; see
-            `replicax.partitioners`. By default they are not divided, and go to the servers in turn.
+            `replicax.partitioners`. By default they are not divided, and go to the servers in turn. An initial value
+            that is a function is called for each part, with `partition_shape` and `partition_offset`, if it takes
+            them and the variable's `shape` and `dtype` are given.
 
     Raises:
         ValueError: the cluster has no worker or no parameter server, several chiefs, or other jobs; or this task is a
-            worker, a parameter server or an evaluator.
+            worker, a parameter server, an evaluator or of an unknown type.
 
     >>> import replicax as rx
     >>> from replicax.coordinator import Server
@@ -185,6 +227,8 @@ def _check(spec: ClusterSpec, resolver: ClusterResolver) -> None:
         raise ValueError(
             f"Disallowed task type found in cluster spec. Allowed types are {_JOBS} and the cluster spec is {spec}."
         )
+    if resolver.task_type not in _JOBS:
+        raise ValueError(f"Unrecognized task_type: {resolver.task_type}, valid task types are: {_JOBS}.")
     if "chief" in spec.jobs and spec.num_tasks("chief") > 1:
         raise ValueError("There must be at most one 'chief' job.")
     for job, name in (("ps", "ps"), ("worker", "worker")):

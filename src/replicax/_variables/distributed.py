@@ -348,7 +348,7 @@ class SyncOnReadVariable(_Distributed):
         return self._result() if read_value else None
 
     def _update_total(self, method: str, given: Leaves) -> Leaves:
-        """Update the variable's value as that of a variable without replicas, and return it."""
+        """Update and return the variable's value, as if there were one replica."""
         frame = frames.frame()
         with frames.lock:
             new = combined(method, self._aggregated(), given)

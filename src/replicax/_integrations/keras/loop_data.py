@@ -134,6 +134,8 @@ def _distributed(get: Original, epoch_iterator: EpochIterator) -> Tree:
     source = adapter.get_jax_iterator()
     if not isinstance(source, DistributedDataset):
         source = strategy.experimental_distribute_dataset(source if isinstance(source, Dataset) else _Batches(adapter))
+    if isinstance(source, DistributedDataset):
+        source = source._for_this_process()
     if fitting.eagerly or scheduled.coordinator_of(strategy) is None:
         return source
     return scheduled.Batches(strategy, getattr(adapter, "of_workers", None), source, epoch_iterator.steps_per_epoch)
