@@ -12,6 +12,7 @@ users of this API expect each replica's own gradient and reduce it themselves.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -385,11 +386,8 @@ class _ReplicaOutputs:
 
     def _take(self, leaves: Sequence[Leaf]) -> None:
         if all(isinstance(leaf, IndexedSlices) for leaf in leaves):
-            arrays = [dynamic_arrays(leaf) for leaf in leaves]
-            if len({len(arrays_of_leaf) for arrays_of_leaf in arrays}) > 1:
-                raise uneven_replicas.NotAlike("the dense_shape of what the replicas return is known on some only")
-            for same_array in zip(*arrays):
-                self._take(same_array)
+            for arrays in itertools.zip_longest(*map(dynamic_arrays, leaves)):
+                self._take(arrays)
         elif (places := self._places_of(leaves)) is not None:
             self._places.setdefault(places, len(self._places))
 
@@ -437,7 +435,7 @@ class _ReplicaOutputs:
 
         def restore(leaves: Sequence[Leaf]) -> Leaf:
             if all(isinstance(leaf, IndexedSlices) for leaf in leaves):
-                values = [value_of(same_array) for same_array in zip(*map(dynamic_arrays, leaves))]
+                values = [value_of(arrays) for arrays in zip(*map(dynamic_arrays, leaves))]
                 if not any(isinstance(value, PerReplica) for value in values):
                     return with_arrays(leaves[0], values)
                 by_replica = zip(*(_components(value, mesh) for value in values))

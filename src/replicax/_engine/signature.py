@@ -160,8 +160,8 @@ class CallSignature:
         if isinstance(leaf, IndexedSlices):
             arrays = [jnp.asarray(array) for array in dynamic_arrays(leaf)]
             self.dynamic += arrays
-            is_known = leaf.dense_shape is not None and len(arrays) == 2
-            shape = tuple(int(size) for size in leaf.dense_shape) if is_known else None
+            is_traced = len(arrays) > 2
+            shape = None if leaf.dense_shape is None or is_traced else tuple(int(size) for size in leaf.dense_shape)
             return (IndexedSlices, *((x.shape, x.dtype) for x in arrays), shape)
         if is_numeric(leaf):
             array = leaf if isinstance(leaf, jax.Array) else array_conversion.as_array(leaf)

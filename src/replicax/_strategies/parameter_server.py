@@ -149,7 +149,7 @@ class ParameterServerExtended(SingleReplicaExtended):
                 "variable_partitioner must return a list/tuple whose elements are 1 besides the first element "
                 f"(non-zero), got: {counts!r}"
             )
-        return max(1, min(int(counts[0]), shape[0]))
+        return max(1, min(int(counts[0]), int(shape[0])))
 
     def _parts(
         self, path: tuple[object, ...], array: jax.Array, may_be_divided: bool, count: int | None
