@@ -540,6 +540,12 @@ def test_a_variable_made_in_run_is_one_for_all_replicas(n):
 
 
 @over(at_least=2, processes=1)
+def test_names_of_a_variable_may_differ_in_a_number(make, n):
+    variable = make().run(lambda: rx.Variable(1.0, name=f"layer_1/table_{int(ctx().replica_id_in_sync_group)}"))
+    assert variable.name == "layer_1/table_0:0"
+
+
+@over(at_least=2, processes=1)
 def test_variables_of_different_names_are_refused(make, n):
     """Fact 24."""
 

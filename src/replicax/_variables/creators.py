@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
@@ -116,10 +117,16 @@ def create_together(strategy: context.StrategyLike, new: Callable[..., _V], kwar
         every = makers.values if isinstance(makers, PerReplica) else (makers,)
         first: functools.partial[_V] = every[0]
         for index, other in enumerate(every):
-            if (name := other.keywords["name"]) != first.keywords["name"]:
+            name = other.keywords["name"]
+            if _without_numbers(name) != _without_numbers(first.keywords["name"]):
                 raise RuntimeError(f"Tried to create variable {name} with mismatching name on device {index}")
         return first()
 
     tag = ("the creation of a variable", id(strategy))
     made: _V = replica_context._merge(merged, (functools.partial(new, **kwargs),), {}, tag)
     return made
+
+
+def _without_numbers(name: str | None) -> str:
+    """Return a name without the numbers that end its parts, as in `layer_1/kernel_2`."""
+    return re.sub(r"_\d+(?=/|$)", "", name or "Variable")
