@@ -5,8 +5,8 @@ Public modules that use them import this module.
 
 from replicax._base import foreign_state, tracebacks
 from replicax._strategies import default
-from replicax._tracing import autograph_switch, context, dataset_reads
-from replicax._values import errors
+from replicax._tracing import autograph_switch, context, dataset_reads, frames
+from replicax._values import errors, mesh
 
 
 def _converter() -> autograph_switch.Converter:
@@ -31,6 +31,7 @@ context.set_default_context(default._DefaultReplicaContext(default._DefaultDistr
 autograph_switch.set_converter(_converter)
 tracebacks.set_advice(autograph_switch.advise)
 errors.set_in_replica_function(context.in_replica_function)
+mesh.set_local_replica(lambda replicas: frames.frame().replica_on(replicas))
 dataset_reads.install()
 foreign_state.plug_in("keras", _join_keras)
 foreign_state.plug_in("flax.nnx", _join_nnx)

@@ -41,6 +41,17 @@ def own_array(value: Tree, dtype: DTypeLike) -> jax.Array:
     return jnp.asarray(np.asarray(value) if isinstance(value, np.generic) else value, dtype=dtype)
 
 
+def beside(value: Tree, other: jax.Array) -> jax.Array:
+    """Return an operand of an operation with an array; a list of numbers gets the array's dtype if it can."""
+    if (
+        isinstance(value, (list, tuple))
+        and not holds_arrays(value)
+        and not loses_a_part(np.asarray(value).dtype, other.dtype)
+    ):
+        return own_array(value, other.dtype)
+    return jnp.asarray(value)
+
+
 def holds_arrays(nest: Iterable[Leaf]) -> bool:
     """Returns whether a nested list holds tensors or variables, and not numbers alone."""
     return any(holds_arrays(x) if isinstance(x, (list, tuple)) else _is_array(x) for x in nest)

@@ -19,6 +19,7 @@ from replicax._values.mesh import as_copies as as_copies
 from replicax._values.mesh import as_rows as as_rows
 from replicax._values.mesh import first_row as first_row
 from replicax._values.mesh import mapped as mapped
+from replicax._values.operators import ArrayOperators as ArrayOperators
 from replicax._values.part_rows import PartRows as PartRows
 from replicax._values.part_rows import mark_results as mark_results
 from replicax._values.part_rows import part_rows as part_rows

@@ -324,3 +324,17 @@ def _part_of_row(block: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=1)
 def _filled_row(part: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return filled(part, shape)[None]
+
+
+_find_local_replica: Callable[[ReplicaMesh], int] | None = None
+
+
+def set_local_replica(find: Callable[[ReplicaMesh], int]) -> None:
+    """Plug in the function that tells which of the local replicas of a mesh runs in this thread, 0 if none does."""
+    global _find_local_replica
+    _find_local_replica = find
+
+
+def local_replica(mesh: ReplicaMesh) -> int:
+    """Return which of the local replicas of a mesh runs in this thread, 0 if none does."""
+    return 0 if _find_local_replica is None else _find_local_replica(mesh)

@@ -20,7 +20,8 @@ from replicax._base.types import Leaf
 from replicax._values import errors
 from replicax._values.arrays import filled, is_array, is_numeric, largest_of, part_of
 from replicax._values.forms import Counted, Form, Kind, Padded, Parts, Replicated, RowCounts, Shape, Stacked, Traced
-from replicax._values.mesh import AXIS, ReplicaMesh
+from replicax._values.mesh import AXIS, ReplicaMesh, local_replica
+from replicax._values.operators import ArrayOperators
 
 
 class DistributedValues(nest.LeafBase):
@@ -173,8 +174,11 @@ class PerReplica(errors.NotATensor, Value):
             return mesh.rows(array)
 
 
-class Mirrored(Value):
+class Mirrored(ArrayOperators, Value):
     """A value that is the same on every replica, with a copy on each replica's device.
+
+    It can be used as the array that it is: operators, indices and the array's attributes work on the replica's copy,
+    outside of replicas on the first.
 
     >>> import replicax as rx
     >>> with rx.MirroredStrategy(["GPU:0", "GPU:1"]).scope():
@@ -183,6 +187,8 @@ class Mirrored(Value):
       0: Array(2., dtype=float32),
       1: Array(2., dtype=float32)
     }
+    >>> (rx.Mirrored([3, 3]) + 1) % 2 == 0
+    True
     """
 
     __slots__ = ()
@@ -210,8 +216,15 @@ class Mirrored(Value):
                 self._values = mesh.copies(value)
         return self._values
 
-    def __jax_array__(self) -> Leaf:
-        return self._form.component if isinstance(self._form, Traced) else self.values[0]
+    def _operand(self) -> Leaf:
+        if isinstance(self._form, Traced):
+            return self._form.component
+        return self.values[0 if self._mesh is None else local_replica(self._mesh)]
+
+    def __getattr__(self, name: str) -> Leaf:  # called for missing ones
+        if not name.startswith("_") and hasattr(component := self._operand(), name):
+            return getattr(component, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
 
 def _is_concrete(array: object) -> bool:

@@ -2,92 +2,52 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
 from replicax._base.types import Leaf, Tree
 from replicax._tracing import lost_values
-from replicax._values import Mirrored, PerReplica
+from replicax._values import ArrayOperators, PerReplica
+
+# Called with a part of a variable's value, the variable and the index: `replicax.tf` lets the part be assigned.
+note_part: Callable[[Leaf, ArrayProtocol, Tree], None] | None = None
 
 
-class ArrayProtocol:
+class ArrayProtocol(ArrayOperators):
     """Makes an object that has a value usable in place of its value."""
-
-    __array_priority__ = 100
 
     value: Callable[[], Tree]
     numpy: Callable[[], Tree]
 
-    def __jax_array__(self) -> Leaf:
+    def _operand(self) -> Tree:
         return self.value()
+
+    def _check_other(self, other: object) -> None:
+        if isinstance(other, PerReplica):
+            raise AttributeError(
+                "A PerReplica value has no dtype and is no operand of arithmetic outside of a replica: pass it to "
+                "`strategy.run` and compute there."
+            )
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype=dtype)
 
     def __getitem__(self, index: Tree) -> Leaf:
-        value = self.value()
-        return value if index is Ellipsis else value[index]
-
-    def __len__(self) -> int:
-        return len(self.value())
-
-    def __iter__(self) -> Iterator[Leaf]:
-        return iter(self.value())
+        part = super().__getitem__(index)
+        if note_part is not None:
+            note_part(part, self, index)
+        return part
 
     def __float__(self) -> float:
         with lost_values.explaining(self):
-            return float(self.value())
+            return super().__float__()
 
     def __int__(self) -> int:
         with lost_values.explaining(self):
-            return int(self.value())
+            return super().__int__()
 
     def __bool__(self) -> bool:
         with lost_values.explaining(self):
-            return bool(self.value())
-
-    def __index__(self) -> int:
-        return operator.index(self.value())
-
-    def __format__(self, spec: str) -> str:
-        return format(self.value(), spec) if spec else str(self)
-
-    def __neg__(self) -> Leaf:
-        return -self.value()
-
-    def __abs__(self) -> Leaf:
-        return abs(self.value())
-
-    def __invert__(self) -> Leaf:
-        return ~self.value()
-
-
-def _binary(name: str) -> Callable[[ArrayProtocol, Leaf], Leaf]:
-    def method(self: ArrayProtocol, other: Leaf) -> Leaf:
-        if isinstance(other, ArrayProtocol):
-            other = other.value()
-        elif isinstance(other, PerReplica):
-            raise AttributeError(
-                "A PerReplica value has no dtype and is no operand of arithmetic outside of a replica: pass it to "
-                "`strategy.run` and compute there."
-            )
-        elif isinstance(other, (Mirrored, list, tuple, np.ndarray)):
-            other = jnp.asarray(other)
-        return getattr(self.value(), name)(other)
-
-    method.__name__ = name
-    return method
-
-
-_OPERATORS = (
-    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul "
-    "and rand or ror xor rxor eq ne lt le gt ge"
-)
-
-
-for _name in _OPERATORS.split():
-    setattr(ArrayProtocol, f"__{_name}__", _binary(f"__{_name}__"))
+            return super().__bool__()
