@@ -227,6 +227,32 @@ def test_an_assignment_outside_of_replicas_returns_a_mirrored_value(make, n, way
     assert way(lambda: v.assign_add(1.0, read_value=False))() is None and float(v) == 7.0
 
 
+@over(copies=True)
+@ways
+def test_what_an_assignment_returns_is_an_operand(make, n, way):
+    step, v = made(make(), 0), made(make(), [1.0, 2.0])
+
+    def compute():
+        count, value = step.assign_add(1), v.assign_add([1.0, 1.0])
+        assert (value.shape, value.dtype, len(value)) == ((2,), jnp.float32, 2)
+        return count % 2 == 1, 3 - count, value * 2.0 + v, value[1:], -value, jnp.sum(value), value.max()
+
+    results = way(compute)()
+    assert [np.asarray(x).tolist() for x in results] == [True, 2, [6.0, 9.0], [3.0], [-2.0, -3.0], 5.0, 3.0]
+    count = step.assign_add(1)
+    assert (float(count), int(count), bool(count == 2), f"{count:d}") == (2.0, 2, True, "2")
+    with pytest.raises(AttributeError, match="'Mirrored' object has no attribute 'nope'"):
+        count.nope  # noqa: B018
+
+
+@several
+def test_an_eager_replica_computes_with_its_own_copy_of_a_mirrored_value(n):
+    value = made(mirrored(n), [1.0, 2.0]).assign_add([1.0, 1.0])
+    result = mirrored(n).run(lambda: (value * 2.0, value.device))
+    assert [x.tolist() for x in result[0].values] == [[4.0, 6.0]] * n
+    assert len(set(result[1].values)) == n
+
+
 @several
 @ways
 def test_a_per_replica_argument_makes_the_components_differ(n, way):
@@ -603,6 +629,61 @@ def test_scatter_outside_of_replicas(make, n, way):
     with pytest.raises(TypeError, match="sparse_delta is not IndexedSlices"):
         v.scatter_add(5)
     assert v.sparse_read([2, 0]).tolist() == [3.0, 13.0]
+
+
+@over(copies=True)
+@ways
+@pytest.mark.parametrize("place", ["replicas", "outside"])
+def test_a_scatter_keeps_the_dtype_of_a_variable(make, n, way, place):
+    strategy = make()
+    run = strategy.run if place == "replicas" else lambda f: f()
+    v = made(strategy, [7, -7, 1, 9], copies_may_differ=True)
+    way(lambda: run(lambda: v.scatter_div(rx.IndexedSlices(jnp.array([2, 2, 2]), jnp.array([0, 1, 0])), name="x")))()
+    assert parts(strategy, v) == [[1, -3, 1, 9]] * n and v.dtype == v.values[0].numpy().dtype == np.int32
+    floats = rx.IndexedSlices(jnp.array([1.5]), jnp.array([0]))
+    refused = [getattr(v, f"scatter_{name}") for name in ["add", "sub", "mul", "div", "max", "min", "update"]]
+    for method in (*refused, v.batch_scatter_update, lambda x: v.scatter_nd_update([[0]], x.values)):
+        with pytest.raises(ValueError, match="Tensor conversion requested dtype int32 for Tensor with dtype float32"):
+            way(lambda method=method: run(lambda: method(floats)))()
+    assert parts(strategy, v) == [[1, -3, 1, 9]] * n
+
+
+@over(at_least=2, copies=True)
+@ways
+def test_parts_that_an_aggregation_would_combine_with_the_rest_are_refused(make, n, way):
+    strategy, v = make(), made(make(), [1.0, 2.0], aggregation=A.SUM)
+    with pytest.raises(NotImplementedError, match="scatter_nd_add is not supported in replicas for a variable with"):
+        way(lambda: strategy.run(lambda: v.scatter_nd_add([[0]], [5.0])))()
+    way(lambda: v.scatter_nd_add([[0]], [5.0]))()
+    assert parts(strategy, v) == [[6.0, 2.0]] * n
+
+
+@pytest.mark.parametrize(
+    "method, rows, indices, message",
+    [
+        ("scatter_add", [1], [4], r"indices\[...\] = 4 is not in a variable of shape \(4,\)"),
+        ("scatter_update", [1], [-1], r"indices\[...\] = -1 is not in"),
+        ("scatter_add", [1, 2], [0], "Must have updates.shape = indices.shape"),
+        ("scatter_div", [0], [0], "updates must not contain 0"),
+        ("scatter_add", [1], [0.0], "indices must be integers"),
+    ],
+)
+def test_wrong_rows_of_a_scatter_are_refused(method, rows, indices, message):
+    v = rx.Variable([7, -7, 1, 9])
+    with pytest.raises(rx.InvalidArgumentError, match=message):
+        getattr(v, method)(rx.IndexedSlices(rows, indices))
+    assert v.numpy().tolist() == [7, -7, 1, 9]
+
+
+@pytest.mark.parametrize(
+    "dtype, value, error",
+    [("bool", 2, TypeError), ("int8", 300, TypeError), ("int32", 1.5, TypeError), ("float32", None, ValueError)],
+)
+def test_numbers_that_the_dtype_does_not_have_are_refused(dtype, value, error):
+    v = rx.Variable(1, dtype=dtype)
+    with pytest.raises(error, match="onvert"):
+        v.assign(value)
+    assert v.numpy() == 1
 
 
 # Gradients, creators, pytrees.

@@ -26,6 +26,14 @@ def combined(aggregation, values):
     return {A.SUM: sum(values), A.MEAN: sum(values) / len(values), A.ONLY_FIRST_REPLICA: values[0]}[aggregation]
 
 
+@over(copies=True)
+@ways
+@aggregations
+def test_an_assignment_outside_returns_the_aggregated_value(make, n, way, aggregation):
+    v = made(make(), [1.0, 2.0], aggregation=aggregation)
+    assert (way(lambda: v.assign([8.0, 16.0]) * 2.0)()).tolist() == [16.0, 32.0]
+
+
 @pytest.mark.across_processes
 @over(copies=True)
 @ways

@@ -10,6 +10,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from replicax._base import array_conversion, jax_internals, nest
+from replicax._base.errors import InvalidArgumentError
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import as_dtype
 from replicax._base.types import Leaf, Tree
@@ -104,31 +105,51 @@ def _new_array(value: Leaf, dtype: DTypeLike | None) -> jax.Array:
 
 def convert_leaf(value: Leaf, kind: jax.ShapeDtypeStruct, name: str) -> jax.Array:
     """Returns `value` as a leaf of this shape and dtype of the variable of that name."""
+    array = convert_dtype(value, kind.dtype)
+    if array.shape != kind.shape:
+        raise InvalidArgumentError(
+            f"Cannot assign value to variable ' {name}': Shape mismatch.The variable shape {kind.shape}, and "
+            f"the assigned value shape {array.shape} are incompatible."
+        )
+    return array
+
+
+def convert_dtype(value: Leaf, dtype: np.dtype) -> jax.Array:
+    """Return a value as an array of a dtype; arrays must have it, Python numbers and NumPy arrays must fit.
+
+    Raises:
+        ValueError: an array of another dtype, or None.
+        TypeError: numbers that the dtype cannot represent, or no numbers.
+    """
     if isinstance(value, IndexedSlices):
         value = value.to_dense()
     elif not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):  # a Keras variable
         value = value.__jax_array__()
     if isinstance(value, jax.Array):
-        array = value
-        if array.dtype != kind.dtype:
-            if not (array.weak_type and np.can_cast(array.dtype, kind.dtype, "same_kind")):
-                raise ValueError(
-                    f"Tensor conversion requested dtype {kind.dtype} for Tensor with dtype {array.dtype}: {array!r}"
-                )
-            array = array.astype(kind.dtype)
-    else:
-        try:
-            if getattr(value, "dtype", np.dtype("O")).kind == "f" and jnp.issubdtype(kind.dtype, jnp.integer):
-                raise TypeError("it has a fraction")
-            array = array_conversion.own_array(value, kind.dtype)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"Cannot convert {value!r} to an array of dtype {kind.dtype}.") from error
-    if array.shape != kind.shape:
-        raise ValueError(
-            f"Cannot assign value to variable ' {name}': Shape mismatch.The variable shape {kind.shape}, and "
-            f"the assigned value shape {array.shape} are incompatible."
-        )
-    return array
+        if value.dtype == dtype:
+            return value
+        if not (value.weak_type and np.can_cast(value.dtype, dtype, "same_kind")):
+            raise ValueError(
+                f"Tensor conversion requested dtype {dtype} for Tensor with dtype {value.dtype}: {value!r}"
+            )
+        return value.astype(dtype)
+    if value is None:
+        raise ValueError(f"Attempt to convert a value (None) with an unsupported type to an array of dtype {dtype}.")
+    try:
+        if getattr(value, "dtype", np.dtype("O")).kind == "f" and jnp.issubdtype(dtype, jnp.integer):
+            raise TypeError("it has a fraction")
+        if dtype == np.bool_ and not hasattr(value, "dtype") and not _are_bools(value):
+            raise TypeError("it is no bool")
+        return array_conversion.own_array(value, dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"Cannot convert {value!r} to an array of dtype {dtype}.") from error
+
+
+def _are_bools(value: Tree) -> bool:
+    """Return whether a nested list holds only bools and arrays, which are checked one by one."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_are_bools, value))
+    return isinstance(value, bool) or not isinstance(value, (int, float, complex))
 
 
 def refuse_split(leaves: Iterable[jax.Array], name: str) -> None:

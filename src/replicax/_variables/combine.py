@@ -6,6 +6,10 @@ import operator
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._base.errors import InvalidArgumentError
 
 # By the names of methods, a leaf's new value, of what it was and what is given.
 COMBINE: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
@@ -20,3 +24,11 @@ def combined(method: str, old: Sequence[jax.Array], new: Sequence[jax.Array]) ->
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in old):
         return list(old)
     return list(map(COMBINE[method], old, new))
+
+
+def check_arithmetic(method: str, dtype: np.dtype, name: str) -> None:
+    """Raise `InvalidArgumentError` for arithmetic with bools, and for the maximum or minimum of complex numbers."""
+    if method.endswith(("assign", "update")):
+        return
+    if dtype == np.bool_ or (method.endswith(("max", "min")) and jnp.issubdtype(dtype, jnp.complexfloating)):
+        raise InvalidArgumentError(f"{method} of {name}:0: a variable of dtype {dtype} can only be assigned")

@@ -59,6 +59,16 @@ class OfReplicas(Variable):
         if context.has_strategy() and current is not self._strategy:
             raise errors.mixing(current, self._strategy)
 
+    def _assign_parts(self, method: str, value: jax.Array) -> Tree:
+        combines = self._aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN)
+        if combines and self._synchronization is not VariableSynchronization.ON_READ and self._in_own_replica():
+            raise NotImplementedError(
+                f"{method} is not supported in replicas for a variable with the aggregation {self._aggregation}, which "
+                f"would combine the parts that are not written too. Use scatter_add of {self.name}, or assign outside "
+                "of `run`."
+            )
+        return super()._assign_parts(method, value)
+
     def _merged(self, merge_fn: Callable[..., _T], method: str, value: Tree) -> _T:
         """Meets the other replicas, in replica context, and calls `merge_fn(strategy, method, value)` for all."""
         replica_context = context.get_replica_context()
@@ -276,7 +286,9 @@ class MirroredVariable(_Distributed):
             if self._aggregation is not _NONE:
                 self._merged(self._merge_slices, method, slices)
                 return self._get()[0]
-        return self._scatter_here(method, slices)
+            return self._scatter_here(method, slices)
+        self._scatter_here(method, slices)
+        return self._result()
 
     def _merge_slices(self, strategy: context.StrategyLike, method: str, slices: Tree) -> None:
         self._scatter_here(method, self._reducer.aggregate(self._aggregation, slices))
@@ -345,7 +357,7 @@ class SyncOnReadVariable(_Distributed):
                     "to `tf.VariableAggregation.SUM`."
                 )
             self._apply("assign", combined(method, self._aggregated(), given))
-        return self._result() if read_value else None
+        return self._of_leaves(self._aggregated()) if read_value else None
 
     def _update_total(self, method: str, given: Leaves) -> Leaves:
         """Update and return the variable's value, as if there were one replica."""
@@ -358,5 +370,5 @@ class SyncOnReadVariable(_Distributed):
             self._put(rows)
         return new
 
-    def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
+    def _convert_slices(self, method: str, slices: IndexedSlices) -> IndexedSlices:
         raise NotImplementedError(f"Variables with `synchronization=ON_READ` doesn't support `{method}`")

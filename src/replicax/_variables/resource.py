@@ -124,7 +124,7 @@ class ResourceVariable(Variable):
     def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
         if level := self._level_of_sharing_replicas():
             assert level.mesh is not None
-            own = [jnp.asarray(slices.indices), jnp.asarray(slices.values)]
+            own = [slices.indices, slices.values]
             level.shared.append((self, method, own))
             indices, values = (arithmetic.local_gather(x, 0, level.mesh.groups) for x in own)
             slices = IndexedSlices(values, indices)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
+import numpy as np
+
 from replicax._base import errors
 from replicax._base.types import Leaf, Tree
 
@@ -14,6 +16,8 @@ class GraphLeftovers:
 
     value: Callable[[], Tree]
     numpy: Callable[[], Tree]
+    dtype: Tree
+    shape: Tree
     assign: Callable[..., Tree]
     assign_add: Callable[..., Tree]
     ref: Callable[[], object]
@@ -66,6 +70,10 @@ class GraphLeftovers:
         >>> int(v.count_up_to(5)), int(v)
         (3, 4)
         """
+        if self.dtype not in (np.int32, np.int64) or self.shape != ():
+            raise errors.InvalidArgumentError(
+                f"count_up_to needs an int32 or int64 variable of shape (), got {self.dtype} and {self.shape}"
+            )
         before = self.numpy()
         if before >= limit:
             raise errors.OutOfRangeError(f"Reached limit of {limit}")

@@ -35,7 +35,7 @@ from replicax._values import Mirrored, PerReplica, ReplicaMesh
 from replicax._variables import creators, deferred_restore
 from replicax._variables.array_protocol import ArrayProtocol
 from replicax._variables.as_leaves import ARRAY, abstract_tree, convert_leaf, initial_tree
-from replicax._variables.combine import combined
+from replicax._variables.combine import check_arithmetic, combined
 from replicax._variables.mesh_storage import Converted
 from replicax._variables.scattering import Scattering
 from replicax._variables.storage import Leaves, Storage
@@ -388,6 +388,9 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
         self.assign(value, read_value=False)
 
     def _updated(self, method: str, value: Tree, read_value: bool) -> Tree:
+        if method != "assign" and any(kind.dtype == np.bool_ for kind in self._types):
+            self._convert(value)  # a number that is no bool is another error
+            check_arithmetic(method, np.dtype(np.bool_), self._name)
         self._be_settled()
         return self._update(method, value, read_value)
 
