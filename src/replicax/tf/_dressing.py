@@ -15,7 +15,7 @@ from replicax._base import array_text, jax_internals, pickling, specs
 from replicax._base.errors import InvalidOperandError
 from replicax._base.specs import TensorShape
 from replicax._variables.variable import Variable
-from replicax.tf import _conversions, _dtypes, _op_tables, _operations, _ops, _string_arrays
+from replicax.tf import _conversions, _dtypes, _op_tables, _operations, _ops, _string_arrays, _variable_slices
 from replicax.tf._types import TensorLike
 
 
@@ -117,6 +117,7 @@ def dress() -> None:
         for name in [f"__{name}__" for name in _OPERATORS.split()]:
             setattr(kind, name, operator(name, getattr(kind, name)))
         kind.shape, kind.dtype = tensor_shape(kind.shape), single_dtype(kind.dtype)
+    _variable_slices.dress(kinds)
     array_type.__str__, array_type.__repr__ = array_text.tensor_str, array_text.tensor_repr
     _string_arrays.plug_in()
     array_text.style, specs.dtype_prefix = "tensorflow", "tf."
