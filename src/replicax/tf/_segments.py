@@ -134,8 +134,11 @@ def _counts(data: jax.Array, ids: jax.Array, num: int) -> jax.Array:
 
 def _spread(data: jax.Array, ids: jax.Array, num: int, start: ArrayLike, method: str) -> jax.Array:
     rows = data.reshape(-1, *data.shape[ids.ndim :])
+    whole = jnp.full((num, *rows.shape[1:]), start, data.dtype)
+    if rows.shape[0] == 0:  # JAX would drop the data, and a tape would find no gradient
+        return whole + jnp.sum(rows, 0).astype(data.dtype)
     ids = _from_0(ids, num).reshape(-1)  # rows with a negative id are omitted
-    return getattr(jnp.full((num, *rows.shape[1:]), start, data.dtype).at[ids], method)(rows, mode="drop")
+    return getattr(whole.at[ids], method)(rows, mode="drop")
 
 
 def _product(data: jax.Array, ids: jax.Array, num: int) -> jax.Array:
