@@ -60,9 +60,13 @@ class Strings(np.ndarray):
     __iadd__ = __add__  # type: ignore[misc, assignment]  # a new one: tensors do not change
 
     def __eq__(self, other: object) -> Any:
+        if composites.is_composite(other):
+            return NotImplemented
         return np.equal(np.asarray(self), _encoded(other))
 
     def __ne__(self, other: object) -> Any:
+        if composites.is_composite(other):
+            return NotImplemented
         return np.not_equal(np.asarray(self), _encoded(other))
 
     __hash__ = None  # type: ignore[assignment]

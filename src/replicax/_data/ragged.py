@@ -26,8 +26,9 @@ _Values: TypeAlias = "ArrayLike | jax.Array | RaggedTensor"
 class RaggedTensor(RaggedForms, composites.Composite):
     """Rows of different lengths: `values` has them one after the other, row i from `row_splits[i]` to the next split.
 
-    What `tf.strings.split` gives, and a pytree. Values are an array, or a RaggedTensor where dimensions inside of
-    the rows are ragged too. Operations do not take it: compute with `values`, or with `to_tensor()`.
+    A pytree, which `tf.strings.split` returns, for example. Values are an array, or a RaggedTensor where dimensions
+    inside of the rows are ragged too. Many operations of `replicax.tf` take it. JAX's functions do not: compute with
+    `flat_values`, or with `to_tensor()`.
 
     Args:
         values: `[total, ...]`, an array or a RaggedTensor.

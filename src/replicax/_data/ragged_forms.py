@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
@@ -173,8 +174,12 @@ class RaggedForms:
         >>> rx.data.RaggedTensor.from_row_lengths([1, 2, 3], [2, 1]).value_rowids().tolist()
         [0, 0, 1]
         """
-        lengths = np.diff(np.asarray(self.row_splits))
-        return np.repeat(np.arange(len(lengths)), lengths)
+        if isinstance(self.row_splits, jax.core.Tracer):
+            lengths = self.row_splits[1:] - self.row_splits[:-1]
+            rows = jnp.arange(lengths.shape[0], dtype=lengths.dtype)
+            return jnp.repeat(rows, lengths, total_repeat_length=self.values.shape[0])
+        counts = np.diff(np.asarray(self.row_splits))
+        return np.repeat(np.arange(len(counts)), counts)
 
     def row_starts(self, name: str | None = None) -> Leaf:
         """Returns the place where each row begins, `[rows]`.
@@ -285,6 +290,15 @@ class RaggedForms:
         out = np.empty(len(rows), object)
         out[:] = rows
         return out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self.numpy()
+        if array.dtype == object and array.size and isinstance(array.flat[0], np.ndarray):
+            raise ValueError(
+                f"A RaggedTensor is no array, got one of shape {list(self.shape)}. "  # type: ignore[attr-defined]
+                "Compute with its values (tf.ragged.map_flat_values), or pad its rows with `to_tensor()`."
+            )
+        return array.astype(dtype) if dtype is not None else array
 
 
 def _merged(values: Any, outer: int, inner: int) -> Any:

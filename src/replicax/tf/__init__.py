@@ -29,7 +29,16 @@ from replicax._values import PerReplica as _PerReplica
 from replicax._variables.creators import name_scope, variable_creator_scope
 from replicax._variables.distributed import MirroredVariable as _MirroredVariable
 from replicax._variables.variable import Variable as _Variable
-from replicax.tf import _conversions, _dressing, _imports, _names, _private, _threefry, distribute
+from replicax.tf import (
+    _conversions,
+    _dressing,
+    _imports,
+    _names,
+    _private,
+    _ragged_operators,
+    _threefry,
+    distribute,
+)
 from replicax.tf._imports import install, uninstall
 from replicax.tf._names import namespace as _namespace
 from replicax.tf._ops import convert_to_tensor as _convert
@@ -129,6 +138,7 @@ types = _namespace(
 
 
 _dressing.dress()
+_ragged_operators.plug_in()
 _threefry.compile_quickly()
 
 _imports.serve_own_names()

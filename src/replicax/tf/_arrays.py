@@ -57,6 +57,7 @@ def _filled(value: int, shape: ShapeLike, dtype: DTypeLike) -> jax.Array:
     return array_conversion.sharing(np.full(sizes, value, of_dtype))  # JAX would compile a program for each shape
 
 
+@_operations.on_values(1)
 def zeros_like(
     input: TensorLike, dtype: DTypeLike | None = None, name: str | None = None, layout: object = None
 ) -> jax.Array:
@@ -64,6 +65,7 @@ def zeros_like(
     return jnp.zeros_like(convert_to_tensor(input), None if dtype is None else as_dtype(dtype))
 
 
+@_operations.on_values(1)
 def ones_like(
     input: TensorLike, dtype: DTypeLike | None = None, name: str | None = None, layout: object = None
 ) -> jax.Array:
@@ -136,6 +138,7 @@ def meshgrid(*args: TensorLike, indexing: str = "xy", name: str | None = None) -
     return list(jnp.meshgrid(*(convert_to_tensor(x).reshape(-1) for x in args), indexing=indexing))
 
 
+@_operations.on_values(1)
 def one_hot(
     indices: TensorLike,
     depth: TensorLike,

@@ -20,6 +20,7 @@ from replicax.tf._types import DTypeLike, TensorLike
 
 
 @static
+@_operations.on_values(1)
 def cast(x: TensorLike | IndexedSlices, dtype: DTypeLike, name: str | None = None) -> Any:
     """Casts the tensor to another dtype: floats are truncated to integers, complex numbers to their real part."""
     if isinstance(x, IndexedSlices):
@@ -30,6 +31,7 @@ def cast(x: TensorLike | IndexedSlices, dtype: DTypeLike, name: str | None = Non
     return tensor.astype(dtype)
 
 
+@_operations.on_values(1)
 def saturate_cast(value: TensorLike, dtype: DTypeLike, name: str | None = None) -> jax.Array:
     """Casts like `cast`, but clips values to the range of the dtype."""
     tensor, dtype = convert_to_tensor(value), as_dtype(dtype)
@@ -54,6 +56,7 @@ def bitcast(input: TensorLike, type: DTypeLike, name: str | None = None) -> jax.
     return jax.lax.bitcast_convert_type(convert_to_tensor(input), as_dtype(type))
 
 
+@_operations.on_values(2)
 def complex(real: TensorLike, imag: TensorLike, name: str | None = None) -> jax.Array:
     """Returns complex numbers with these real and imaginary parts."""
     return jax.lax.complex(convert_to_tensor(real), convert_to_tensor(imag))

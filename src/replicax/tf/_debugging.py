@@ -23,6 +23,7 @@ from replicax._tracing import step_failures
 from replicax._values import PerReplica
 from replicax.tf._host import jnp
 from replicax.tf._op_tables import pair
+from replicax.tf._operations import on_values, operation
 from replicax.tf._ops import convert_to_tensor, is_tensor, known
 from replicax.tf._types import DTypeLike, TensorLike
 
@@ -40,7 +41,7 @@ def raise_failures() -> None:
         raise InvalidArgumentError(message)
 
 
-def _check(holds: jax.Array, describe: Callable[..., str], *values: jax.Array) -> None:
+def check(holds: jax.Array, describe: Callable[..., str], *values: jax.Array) -> None:
     """Raises `InvalidArgumentError` unless `holds`; `describe` makes the message from the values as numpy arrays."""
     raise_failures()
     if not any(isinstance(x, jax.core.Tracer) for x in (holds, *values)):
@@ -77,7 +78,7 @@ def Assert(
     condition = convert_to_tensor(condition)
     arrays = [convert_to_tensor(x) for x in data]
     texts = [str(np.asarray(x).tolist()) for x in arrays if not isinstance(x, jax.Array)]
-    _check(
+    check(
         jnp.all(condition.astype(bool)),
         lambda *values: " ".join(["Assertion failed:", *(_few(x, summarize) for x in values), *texts]),
         *(x for x in arrays if isinstance(x, jax.Array)),
@@ -97,17 +98,17 @@ def _comparison(compare: Callable[..., jax.Array], sign: str) -> Callable[..., N
             text = f"Condition x {sign} y did not hold. x = {_few(a, summarize)}, y = {_few(b, summarize)}"
             return _with_message(message, text)
 
-        _check(jnp.all(compare(a, b)), describe, a, b)
+        check(jnp.all(compare(a, b)), describe, a, b)
 
     op.__doc__ = f"Raises `InvalidArgumentError` unless `x {sign} y` for all elements."
-    return op
+    return on_values(2)(op)
 
 
 def _check_sign(compare: Callable[[jax.Array], jax.Array], condition: str) -> Callable[..., None]:
     def op(x: TensorLike, message: object = None, summarize: int | None = None, name: str | None = None) -> None:
         a = convert_to_tensor(x)
         describe = lambda a: _with_message(message, f"Condition x {condition} did not hold. x = {_few(a, summarize)}")  # noqa: E731
-        _check(jnp.all(compare(a)), describe, a)
+        check(jnp.all(compare(a)), describe, a)
 
     op.__doc__ = f"Raises `InvalidArgumentError` unless `x {condition}` for all elements."
     return op
@@ -127,6 +128,7 @@ COMPARISONS = {
 _unequal = _comparison(jnp.not_equal, "!=")
 
 
+@on_values(2)
 def assert_none_equal(
     x: TensorLike, y: TensorLike, summarize: int | None = None, message: object = None, name: str | None = None
 ) -> None:
@@ -134,6 +136,7 @@ def assert_none_equal(
     _unequal(x, y, message, summarize)
 
 
+@on_values(2)
 def assert_near(
     x: TensorLike,
     y: TensorLike,
@@ -151,7 +154,7 @@ def assert_near(
         message,
         f"x and y not equal to tolerance rtol = {rtol}, atol = {atol}. {_few(a, summarize)}, {_few(b, summarize)}",
     )
-    _check(jnp.all(jnp.abs(a - b) <= atol + rtol * jnp.abs(b)), describe, a, b)
+    check(jnp.all(jnp.abs(a - b) <= atol + rtol * jnp.abs(b)), describe, a, b)
 
 
 def assert_all_finite(x: TensorLike, message: object, name: str | None = None) -> jax.Array:
@@ -167,7 +170,7 @@ def check_numerics(tensor: TensorLike, message: object, name: str | None = None)
         kinds = [name for name, is_kind in (("Inf", np.isinf), ("NaN", np.isnan)) if is_kind(array).any()]
         return f"{message} : Tensor had {' and '.join(kinds)} values"
 
-    _check(jnp.all(jnp.isfinite(tensor)), describe, tensor)
+    check(jnp.all(jnp.isfinite(tensor)), describe, tensor)
     return tensor
 
 
@@ -308,3 +311,9 @@ DEBUGGING = """disable_traceback_filtering enable_traceback_filtering set_log_de
 Assert assert_all_finite assert_integer assert_near assert_none_equal assert_proper_iterable assert_rank
 assert_rank_at_least assert_rank_in assert_same_float_dtype assert_scalar assert_shapes assert_type check_numerics
 disable_check_numerics enable_check_numerics is_numeric_tensor"""
+
+COMPARISONS = {name: operation(op, name) for name, op in COMPARISONS.items()}
+assert_near, assert_none_equal = (
+    operation(assert_near, "assert_near"),
+    operation(assert_none_equal, "assert_none_equal"),
+)

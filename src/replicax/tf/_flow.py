@@ -19,11 +19,14 @@ from replicax._base import nest as _nest
 from replicax._base.messages import shown
 from replicax._base.types import Tree
 from replicax._control_flow import cond_and_loops
+from replicax._data.composites import is_composite
+from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
 from replicax._tracing import autograph_switch, dataset_reads, frames
 from replicax._variables import creators
 from replicax.tf import _config
 from replicax.tf._host import jnp, lax
 from replicax.tf._ops import convert_to_tensor
+from replicax.tf._ragged import map_rows
 from replicax.tf._types import TensorLike
 
 _Pairs: TypeAlias = dict[TensorLike, Callable[[], Tree]] | Iterable[builtins.tuple[TensorLike, Callable[[], Tree]]]
@@ -173,7 +176,13 @@ def map_fn(
 ) -> Tree:
     """Calls `fn` for each row of a structure of tensors, and stacks the results. `vectorized_map` is faster in compiled
     code.
+
+    Tensors may be ragged. Results of different lengths need a RaggedTensorSpec as `fn_output_signature`.
     """
+    signature = dtype if fn_output_signature is None else fn_output_signature
+    kinds = (RaggedTensor, RaggedTensorSpec)
+    if any(isinstance(x, kinds) for x in jax.tree.leaves((elems, signature), is_leaf=is_composite)):
+        return map_rows(fn, elems, signature)
     return _iterate(lambda carry, row: (carry, _tensors(fn(row))), (), _tensors(elems))[1]
 
 
@@ -245,7 +254,10 @@ foldr = _fold(True, "Runs `a = fn(a, row)` for each row from last to first, and 
 
 
 def stop_gradient(input: TensorLike, name: str | None = None) -> jax.Array:
-    """Returns the tensor as a constant for differentiation."""
+    """Returns the tensor, which may be ragged or sparse, as a constant for differentiation."""
+    if is_composite(input):
+        constant: Any = jax.tree.map(stop_gradient, input)
+        return constant
     return lax.stop_gradient(convert_to_tensor(input))
 
 

@@ -15,7 +15,7 @@ from replicax._data.elements import as_strings
 from replicax.tf._host import jnp, lax
 from replicax.tf._math import clip_by_norm
 from replicax.tf._op_tables import largest, pair, smallest
-from replicax.tf._operations import operations
+from replicax.tf._operations import on_values, operations
 from replicax.tf._ops import (
     as_array,
     as_axis,
@@ -159,6 +159,7 @@ def boolean_mask(
     return tensor[(builtins.slice(None),) * first + np.nonzero(array)]
 
 
+@on_values(3)
 def where(condition: TensorLike, x: TensorLike = None, y: TensorLike = None, name: str | None = None) -> jax.Array:
     """Returns `x` where the condition is true, else `y`; without both, the indices `[n, rank]` at which it is true."""
     if (x is None) != (y is None):

@@ -25,7 +25,7 @@ from replicax.tf._op_tables import (
     smallest,
     tensors,
 )
-from replicax.tf._operations import fitting, of_broadcast, operations
+from replicax.tf._operations import fitting, of_broadcast, on_values, operations
 from replicax.tf._ops import as_axis, axes_of, convert_to_tensor
 from replicax.tf._static import static
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
@@ -151,6 +151,7 @@ _BINARY: dict[str, tuple[Callable[[jax.Array, jax.Array], jax.Array], str]] = {
     "less_equal": (jnp.less_equal, "Returns x <= y."),
     "logical_and": (jnp.logical_and, "Returns whether both are true."),
     "logical_or": (jnp.logical_or, "Returns whether at least one of both is true."),
+    "logical_xor": (jnp.logical_xor, "Returns whether exactly one of both is true."),
     "maximum": (larger, "Returns the larger of x and y."),
     "minimum": (smaller, "Returns the smaller of x and y."),
     "multiply": (jnp.multiply, "Returns x * y."),
@@ -213,16 +214,13 @@ TABLE: dict[str, Callable[..., jax.Array]] = {
 namespace_of({name: static(op) if name in _WITH_SHAPES else op for name, op in TABLE.items()}, globals())
 
 
-def logical_xor(x: TensorLike, y: TensorLike, name: str = "LogicalXor") -> jax.Array:
-    """Returns whether exactly one of both is true."""
-    return jnp.logical_xor(*pair(x, y))
-
-
+@on_values(2)
 def atan2(y: TensorLike, x: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the angle of the point (x, y)."""
     return jnp.arctan2(*tensors(y, x))
 
 
+@on_values(2)
 def nextafter(x1: TensorLike, x2: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the next number after x1 in the direction of x2."""
     return jnp.nextafter(*tensors(x1, x2))
@@ -248,6 +246,7 @@ def polygamma(a: TensorLike, x: TensorLike, name: str | None = None) -> jax.Arra
     return lax.polygamma(*_broadcast(*tensors(a, x)))
 
 
+@on_values(2)
 def zeta(x: TensorLike, q: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the Hurwitz zeta function."""
     return lax.zeta(*_broadcast(*tensors(x, q)))
@@ -259,16 +258,19 @@ def lbeta(x: TensorLike, name: str | None = None) -> jax.Array:
     return jnp.sum(lax.lgamma(tensor), -1) - lax.lgamma(jnp.sum(tensor, -1))
 
 
+@on_values(1)
 def real(input: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the real part."""
     return jnp.real(convert_to_tensor(input))
 
 
+@on_values(1)
 def imag(input: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the imaginary part."""
     return jnp.imag(convert_to_tensor(input))
 
 
+@on_values(1)
 def angle(input: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the angle of complex numbers."""
     return jnp.angle(convert_to_tensor(input))
@@ -290,6 +292,7 @@ def accumulate_n(
     return add_n(inputs)
 
 
+@on_values(2)
 def scalar_mul(scalar: TensorLike, x: TensorLike | IndexedSlices, name: str | None = None) -> jax.Array | IndexedSlices:
     """Returns the tensor times a number."""
     return elementwise(lambda x: jnp.multiply(*pair(scalar, x)), "")(x)
@@ -371,6 +374,7 @@ def invert_permutation(x: TensorLike, name: str | None = None) -> jax.Array:
 # Clipping.
 
 
+@on_values(1)
 def clip_by_value(
     t: TensorLike | IndexedSlices, clip_value_min: Any, clip_value_max: Any, name: str | None = None
 ) -> jax.Array | IndexedSlices:
@@ -442,6 +446,5 @@ BITWISE = {
     "left_shift": binary(jnp.left_shift, "Shifts the bits to the left."),
     "right_shift": binary(jnp.right_shift, "Shifts the bits to the right."),
 }
-
 
 operations(globals())

@@ -14,7 +14,7 @@ from replicax._tracing import context
 from replicax.tf import _random
 from replicax.tf._host import jnp, lax
 from replicax.tf._op_tables import namespace_of, pair
-from replicax.tf._operations import operations
+from replicax.tf._operations import on_values, operations
 from replicax.tf._ops import as_axis, as_shape, convert_to_tensor
 from replicax.tf._types import TensorLike
 
@@ -32,7 +32,7 @@ def _activation(compute: Callable[[jax.Array], jax.Array], doc: str) -> Callable
         return at_once(x) if isinstance(x, jax.Array) else of_dtype(x)
 
     op.__doc__ = doc
-    return op
+    return on_values(1)(op)
 
 
 def _selu(x: jax.Array) -> jax.Array:
@@ -51,17 +51,20 @@ ACTIVATIONS = {
 namespace_of(ACTIVATIONS, globals())
 
 
+@on_values(1)
 def leaky_relu(features: TensorLike, alpha: ArrayLike = 0.2, name: str | None = None) -> jax.Array:
     """Returns x where x is positive, else `alpha` x."""
     x = _floating(features)
     return jnp.where(x > 0, x, alpha * x)  # at 0 the gradient is `alpha`
 
 
+@on_values(1)
 def gelu(features: TensorLike, approximate: bool = False, name: str | None = None) -> jax.Array:
     """Returns the Gaussian error linear unit."""
     return jax.nn.gelu(convert_to_tensor(features), approximate)
 
 
+@on_values(1)
 def silu(features: TensorLike, beta: ArrayLike = 1.0) -> jax.Array:
     """Returns x sigmoid(beta x)."""
     x = convert_to_tensor(features)
@@ -138,6 +141,7 @@ def sparse_softmax_cross_entropy_with_logits(
     return -jnp.take_along_axis(each, safe[..., None], -1, mode="fill", fill_value=np.nan)[..., 0].astype(scores.dtype)
 
 
+@on_values(2)
 def sigmoid_cross_entropy_with_logits(
     labels: TensorLike | None = None, logits: TensorLike | None = None, name: str | None = None
 ) -> jax.Array:
@@ -344,6 +348,7 @@ def _dropped(
     return jnp.where(kept, tensor / (1 - jnp.asarray(rate, tensor.dtype)), jnp.zeros_like(tensor))
 
 
+@on_values(1)
 def dropout(
     x: TensorLike,
     rate: SupportsFloat,

@@ -15,7 +15,7 @@ from replicax._values import DistributedValues, PerReplica
 from replicax._values import errors as _errors
 from replicax._variables.variable import Variable
 from replicax.tf._host import jnp, lax
-from replicax.tf._operations import fitting, of_broadcast
+from replicax.tf._operations import fitting, of_broadcast, on_values
 from replicax.tf._ops import _NUMBERS, TENSORS, as_array, as_axis, axes_of, convert_to_tensor, is_shape, is_tensor
 from replicax.tf._types import DTypeLike, TensorLike
 
@@ -27,7 +27,7 @@ def elementwise(compute: Callable[[jax.Array], jax.Array], doc: str) -> Callable
         return on_rows(compute, x)
 
     op.__doc__ = doc
-    return op
+    return on_values(1)(op)
 
 
 def on_rows(compute: Callable[[jax.Array], jax.Array], x: TensorLike) -> jax.Array | IndexedSlices:
@@ -95,7 +95,7 @@ def binary(
         return compute(a, b)
 
     op.__doc__ = doc
-    return op
+    return on_values(2)(op)
 
 
 def reduction(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -24,11 +24,17 @@ from replicax.tf import _conversions
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_F = TypeVar("_F", bound=Callable[..., Any])
 _LIBRARIES = {"jax", "jaxlib", "numpy", "opt_einsum"}
 
 
-def operations(names: dict[str, Any]) -> None:
-    """Makes operations of all public functions of a module, whose names these are, and of those in its tables."""
+def operations(names: dict[str, Any], takes_composites: bool = False) -> None:
+    """Make operations of all public functions of a module, whose names these are, and of those in its tables.
+
+    Args:
+        names: the names of the module.
+        takes_composites: whether the functions themselves take ragged and sparse tensors.
+    """
     functions = {
         name: value
         for name, value in names.items()
@@ -38,21 +44,26 @@ def operations(names: dict[str, Any]) -> None:
     made: dict[types.FunctionType, Callable[..., Any]] = {}
     for name, function in functions.items():
         if function not in made:
-            made[function] = operation(function, name)
+            made[function] = operation(function, name, takes_composites)
         names[name] = made[function]
     for name, table in names.items():
         if name.isupper() and not name.startswith("_") and isinstance(table, dict):
-            table.update({key: made.get(op) or operation(op, key) for key, op in table.items()})
+            table.update({key: made.get(op) or operation(op, key, takes_composites) for key, op in table.items()})
 
 
-def operation(op: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Wraps a function so that it takes variables, and raises `InvalidArgumentError` for errors of JAX."""
+def operation(op: Callable[..., Any], name: str, takes_composites: bool = False) -> Callable[..., Any]:
+    """Wrap a function so that it takes variables, and raises `InvalidArgumentError` for errors of JAX.
+
+    Unless the function takes ragged and sparse tensors itself, `_ragged_operations` computes its results for them.
+    """
 
     @functools.wraps(op)
     def call(*args: Any, **kwargs: Any) -> Any:
         for x in (*args, *kwargs.values()) if kwargs else args:
             if _kinds.get(type(x)) is not False and _may_hold(x):
-                if name in of_strings and _holds_strings(args, kwargs):
+                if not takes_composites and _holds(_composites, args, kwargs):
+                    return _of_composites[0](call, name, args, kwargs)
+                if name in of_strings and _holds(_strings, args, kwargs):
                     return of_strings[name](*args, **kwargs)
                 if not any(
                     isinstance(x, PerReplica) for x in args
@@ -73,29 +84,59 @@ def operation(op: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 # Forms of operations for tensors of strings, by name; and the class of these tensors.
 of_strings: dict[str, Callable[..., Any]] = {}
-_strings: list[type] = []
+_strings: set[type] = set()
+
+# The classes of ragged and sparse tensors, and the function that computes an operation on them.
+_composites: set[type] = set()
+_of_composites: list[Callable[..., Any]] = []
 
 
 def strings_are(kind: type) -> None:
     """Tells the class of tensors of strings."""
-    _strings.append(kind)
+    _strings.add(kind)
     _kinds[kind] = True
 
 
-def _holds_strings(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    parts = [part for x in (*args, *kwargs.values()) for part in (x if type(x) in (list, tuple) else (x,))]
-    return any(type(part) in _strings for part in parts)
+def composites_are(kinds: Iterable[type], compute: Callable[..., Any]) -> None:
+    """Set the classes of ragged and sparse tensors; `compute(op, name, args, kwargs)` computes an operation on them."""
+    _composites.update(kinds)
+    _kinds.update(dict.fromkeys(kinds, True))
+    _of_composites[:] = [compute]
+
+
+def _holds(kinds: Collection[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether an argument, or an element of a list among them, is of one of these classes."""
+    return any(type(part) in kinds for part in parts_of(args, kwargs))
+
+
+def parts_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Return the arguments of a call, the elements of lists in place of the lists."""
+    return [part for x in (*args, *kwargs.values()) for part in (x if type(x) in (list, tuple) else (x,))]
+
+
+def on_values(operands: int) -> Callable[[_F], _F]:
+    """Mark an operation on elements: for ragged tensors it computes with their values.
+
+    Args:
+        operands: the number of tensors that it takes, its first parameters.
+    """
+
+    def mark(op: _F) -> _F:
+        op.operands = operands  # type: ignore[attr-defined]
+        return op
+
+    return mark
 
 
 # The class of the dimensions of symbolic shapes, which stay dimensions, though JAX can make arrays of them.
 _SYMBOLIC_SIZE = type(export.symbolic_shape("n")[0])
 
-# Whether arguments of a type may be or contain variables: calls without any stay fast.
+# Whether arguments of a type may be or contain variables, or tensors that are no arrays of JAX: others stay fast.
 _kinds: dict[type, bool] = {list: True, tuple: True}
 
 
 def _may_hold(x: Any) -> bool:
-    """Returns whether an argument may be or contain a variable, or a tensor of strings."""
+    """Return whether an argument may be or contain a variable, or a tensor that is no array of JAX."""
     if (kind := type(x)) is not list and kind is not tuple:
         return _may_be(kind)
     kinds = {*map(type, x)}  # few, however long the list is
@@ -124,7 +165,7 @@ def value_of(x: Any) -> Any:
         return type(x)(map(value_of, x))
     if (may := _kinds.get(type(x))) is None:
         may = _may_hold_variables(type(x))
-    return x.__jax_array__() if may and type(x) not in _strings else x
+    return x.__jax_array__() if may and hasattr(x, "__jax_array__") else x
 
 
 def _is_complaint(error: Exception) -> bool:

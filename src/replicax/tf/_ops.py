@@ -19,6 +19,7 @@ from jax import export
 from replicax._base import array_conversion, errors
 from replicax._base.messages import received
 from replicax._base.specs import as_dtype
+from replicax._data.composites import Composite
 from replicax._data.elements import Strings, as_numpy, as_strings, as_tensor
 from replicax._values import PerReplica
 from replicax._values import errors as _errors
@@ -48,6 +49,8 @@ def convert_to_tensor(
         value = value.value()
     if isinstance(value, PerReplica):
         raise _errors.not_a_tensor(value)
+    if isinstance(value, Composite):
+        raise _not_dense(value)
     if _is_of_bytes(value) and dtype in (None, np.dtype(object)):
         return string_tensor(value if isinstance(value, Strings) else value.copy())
     if array_conversion.has_symbolic_sizes(value):
@@ -84,6 +87,16 @@ def convert_to_tensor(
     elif not isinstance(value, (np.ndarray, np.generic)):
         array = _narrow(array, value)
     return as_array(array)
+
+
+def _not_dense(value: Composite) -> ValueError:
+    """Return the error for a ragged or sparse tensor in place of a tensor."""
+    kind = type(value).__name__
+    ways = "tf.sparse.map_values), or make it dense with tf.sparse.to_dense."
+    if kind == "RaggedTensor":
+        ways = "tf.ragged.map_flat_values), or pad its rows with `to_tensor()`."
+    shape = list(value.shape)  # type: ignore[attr-defined]
+    return ValueError(f"A {kind} is no dense tensor, got one of shape {shape}. Compute with its values ({ways}")
 
 
 def _is_of_bytes(value: Any) -> TypeGuard[np.ndarray]:
@@ -173,6 +186,9 @@ def constant(
 
 def identity(input: TensorLike, name: str | None = None) -> jax.Array:
     """Returns a new tensor with the same value."""
+    if isinstance(input, Composite):
+        copied: Any = jax.tree.map(identity, input)
+        return copied
     tensor = convert_to_tensor(input)
     return tensor.copy() if tensor.dtype == np.dtype(object) else jnp.array(tensor, copy=True)
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
+from replicax._data.composites import is_composite
 from replicax._data.elements import as_strings, as_tensor
-from replicax._data.ragged import RaggedTensor
+from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
+from replicax.tf._composites import check_splits
 from replicax.tf._features import default_of
 from replicax.tf._ops import convert_to_tensor, known
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
@@ -73,14 +78,17 @@ def stack(values: Sequence[Any], axis: int = 0, name: str | None = None) -> Ragg
 
 
 def concatenated(parts: Sequence[Any]) -> Any:
-    """Joins tensors, of which some may be ragged, along the first dimension."""
+    """Join ragged and dense tensors along the first dimension."""
     from replicax.tf._arrays import concat
 
     if not any(isinstance(x, RaggedTensor) for x in parts):
         return concat(list(parts), 0)
     ragged = [x if isinstance(x, RaggedTensor) else RaggedTensor.from_tensor(x) for x in parts]
-    lengths = np.concatenate([np.diff(np.asarray(x.row_splits)) for x in ragged])
-    return RaggedTensor(concatenated([x.values for x in ragged]), as_tensor(np.append(0, lengths.cumsum())))
+    traced = any(isinstance(x.row_splits, jax.core.Tracer) for x in ragged)
+    splits: Any = [x.row_splits if traced else np.asarray(x.row_splits) for x in ragged]
+    offsets = itertools.accumulate(row[-1] for row in splits[:-1])
+    joined = (jnp if traced else np).concatenate([splits[0], *(row[1:] + n for row, n in zip(splits[1:], offsets))])
+    return RaggedTensor(concatenated([x.values for x in ragged]), joined if traced else as_tensor(joined))
 
 
 def map_flat_values(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -88,15 +96,66 @@ def map_flat_values(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     ragged = [x for x in (*args, *kwargs.values()) if isinstance(x, RaggedTensor)]
     if not ragged:
         return op(*args, **kwargs)
-    for x in ragged[1:]:
-        same = zip(x.nested_row_splits, ragged[0].nested_row_splits)
-        if not all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in same):
-            raise InvalidArgumentError("The RaggedTensors have different row splits.")
+    check_splits(ragged, "map_flat_values")
 
     def inner(x: Any) -> Any:
         return x.flat_values if isinstance(x, RaggedTensor) else x
 
     return ragged[0].with_flat_values(op(*map(inner, args), **{key: inner(x) for key, x in kwargs.items()}))
+
+
+def map_rows(fn: Callable[[Any], Any], elems: Any, signature: Any) -> Any:
+    """Call a function for each row of a structure of ragged and dense tensors, and stack the results.
+
+    Args:
+        fn: called with a row of the structure.
+        elems: the structure.
+        signature: the specs or dtypes of the results of `fn`, a RaggedTensorSpec where their lengths differ; by default
+            the results have the structure of `elems`, and are ragged where `elems` is.
+
+    Raises:
+        InvalidArgumentError: a result is a scalar, and the signature has a RaggedTensorSpec.
+        ValueError: the tensors have different numbers of rows, or the results do not fit the signature.
+    """
+    leaves, structure = jax.tree.flatten(elems, is_leaf=is_composite)
+    leaves = [x if isinstance(x, RaggedTensor) else convert_to_tensor(x) for x in leaves]
+    for splits in (splits for x in leaves if isinstance(x, RaggedTensor) for splits in x.nested_row_splits):
+        known(splits, "The length of a row", "Call tf.map_fn of a ragged tensor outside of compiled code.")
+    counts = {len(x) for x in leaves}
+    if len(counts) != 1:
+        raise ValueError(f"map_fn: all elements must have the same number of rows, got {sorted(counts)}.")
+    specs, form = jax.tree.flatten(elems if signature is None else signature, is_leaf=is_composite)
+    rows = [fn(jax.tree.unflatten(structure, [x[i] for x in leaves])) for i in builtins.range(counts.pop())]
+    results = [jax.tree.leaves(row, is_leaf=is_composite) for row in rows]
+    for result in results:
+        if len(result) != len(specs):
+            raise ValueError(
+                f"map_fn: `fn` returned {len(result)} tensors for a row, and its signature has {len(specs)}: give "
+                "fn_output_signature."
+            )
+    stacked = [_stack_as(spec, [result[k] for result in results]) for k, spec in enumerate(specs)]
+    return jax.tree.unflatten(jax.tree.structure(rows[0], is_leaf=is_composite) if rows else form, stacked)
+
+
+def _stack_as(spec: Any, rows: list[Any]) -> Any:
+    """Return the rows as a RaggedTensor if `spec`, a spec, a dtype or a tensor, is ragged; else as a dense tensor."""
+    from replicax.tf._arrays import stack as stack_dense
+
+    ragged = isinstance(spec, (RaggedTensor, RaggedTensorSpec))
+    if not rows:
+        dtype = as_dtype(getattr(spec, "dtype", spec))
+        shape = [] if ragged else [n or 0 for n in getattr(spec, "shape", ())]
+        empty = convert_to_tensor(np.zeros([0, *shape], dtype))
+        return RaggedTensor(empty, as_tensor(np.zeros(1, np.int64))) if ragged else empty
+    if not ragged:
+        return stack_dense(rows)
+    for row in rows:
+        if not isinstance(row, RaggedTensor) and np.ndim(row) == 0:
+            raise InvalidArgumentError(
+                "map_fn: Ragged values must have rank >= 1, got a scalar for a row: give the dtype of the scalars as "
+                "fn_output_signature."
+            )
+    return stack(rows)
 
 
 def range(

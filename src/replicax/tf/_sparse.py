@@ -332,7 +332,7 @@ def _numbers(values: np.ndarray) -> np.ndarray:
     return values.astype(np.int64).view(np.uint64)
 
 
-_operations.operations(globals())
+_operations.operations(globals(), takes_composites=True)
 
 SPARSE = """add concat cross_hashed expand_dims fill_empty_rows from_dense map_values reduce_max reduce_sum reorder
 reset_shape reshape retain slice sparse_dense_matmul split to_dense to_indicator transpose"""

@@ -122,4 +122,4 @@ def safe_embedding_lookup_sparse(
     return found.reshape(*shape, *table.shape[1:])
 
 
-_operations.operations(globals())
+_operations.operations(globals(), takes_composites=True)

@@ -24,6 +24,7 @@ from replicax._data.ragged import RaggedTensor
 from replicax._tracing import frames, step_failures
 from replicax._variables.variable import Variable
 from replicax.tf._host import jnp
+from replicax.tf._operations import on_values, operation
 from replicax.tf._ops import as_array, as_axis, convert_to_tensor, known
 from replicax.tf._types import DTypeLike, TensorLike
 
@@ -287,6 +288,10 @@ def print(
     else:
         show(*arrays)
 
+
+# Operations that compute each string by itself take ragged tensors too.
+for _op in (as_string, length, lower, regex_full_match, regex_replace, strip, substr, to_number, upper):
+    globals()[_op.__name__] = operation(on_values(1)(_op), _op.__name__)
 
 STRINGS = """as_string bytes_split join length lower reduce_join regex_full_match regex_replace split strip substr
 to_number upper"""
