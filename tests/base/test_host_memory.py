@@ -15,7 +15,7 @@ import pytest
 
 import replicax as rx
 from replicax._base import array_conversion
-from replicax._base.host_memory import SMALL, Pool, is_settled, settle
+from replicax._base.host_memory import SMALL, Pool, is_settled, put, settle
 from replicax._data.prefetch import SPARE
 from replicax._values import global_array, mesh_of, of_array
 from replicax.data import Dataset
@@ -217,6 +217,24 @@ def test_64_bits_stay_where_they_are_allowed_and_only_there(strategy, allowed):
         for array in (global_array(element), mapped):
             assert array.dtype == (np.int64 if allowed else np.int32)
             assert np.ravel(array).tolist() == (numbers if allowed else numbers.astype(np.int32)).tolist()
+
+
+def test_jax_arrays_of_64_bits_keep_them_when_they_move():
+    """Where JAX makes 64-bit arrays on demand, `jax.device_put` alone returns shards of 32 bits."""
+    mesh = jax.sharding.Mesh(jax.devices()[:2], "x")
+    rows, copies = (jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)) for axes in (("x",), ()))
+    with jax.enable_x64(True):
+        arrays = [jax.device_put(np.full([2, 3], 1 / 3), where) for where in (rows, copies)]
+    before = jax.config.jax_explicit_x64_dtypes
+    jax.config.update("jax_explicit_x64_dtypes", "allow")
+    try:
+        moved = put(arrays, [copies, rows])
+    finally:
+        jax.config.update("jax_explicit_x64_dtypes", before)
+    for array in moved:
+        parts = [np.asarray(shard.data) for shard in array.addressable_shards]
+        assert {part.dtype for part in parts} == {np.dtype(np.float64)}
+        assert all((part == 1 / 3).all() for part in parts)
 
 
 # Values

@@ -157,3 +157,27 @@ def test_a_layer_of_keras_that_needs_a_value_is_driven_from_the_host_and_says_so
         assert tf.constant(["a", "b"], shape=[2, 1]).numpy().tolist() == [[b"a"], [b"b"]]
         """
     )
+
+
+def test_a_replica_without_rows_flattens_its_part_of_the_last_batch(run):
+    """Of 3 rows in batches of 2, the second replica gets none of the last: 630 is the sum of 0 to 35."""
+    run("""
+    x = np.arange(36, dtype=np.float32).reshape(3, 2, 2, 3)
+    for key in ("mirrored", "central"):
+        strategy = strategies[key]
+        with strategy.scope():
+            w = tf.Variable(tf.ones([12, 1]))
+        def replica(rows):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.matmul(tf.reshape(rows, (tf.shape(rows)[0], -1)), w))
+            gradient = tape.gradient(loss, w)
+            return loss, tf.distribute.get_replica_context().all_reduce("SUM", gradient)
+        def step(rows):
+            loss, gradient = strategy.run(replica, args=(rows,))
+            return strategy.reduce("SUM", loss, axis=None), strategy.experimental_local_results(gradient)[0]
+        for way in (tf.function(step), step):
+            batches = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(x).batch(2))
+            losses, gradients = zip(*map(way, batches))
+            assert float(sum(losses)) == 630.0, (key, losses)
+            np.testing.assert_array_equal(sum(gradients)[:, 0], x.reshape(3, 12).sum(0))
+    """)

@@ -101,12 +101,12 @@ class Pool:
 
 
 def keeps_bits(*arrays: Leaf) -> bool:
-    """Returns whether one of these is a NumPy array of a 64-bit dtype that JAX is to keep, and has to be told to.
+    """Return whether one of these arrays has a 64-bit dtype that JAX has to be told to keep.
 
-    Where `jax_explicit_x64_dtypes` allows 64-bit dtypes, JAX makes them on demand, and cuts them off where it only
-    moves arrays.
+    Where `jax_explicit_x64_dtypes` allows 64-bit dtypes, JAX makes them on demand. It cuts them off where it moves
+    arrays, both NumPy's and its own.
     """
-    wide = any(isinstance(array, (np.ndarray, np.generic)) and array.dtype.itemsize >= 8 for array in arrays)
+    wide = any(isinstance(x, (np.ndarray, np.generic, jax.Array)) and x.dtype.itemsize >= 8 for x in arrays)
     return wide and has_64_bit_types()
 
 
@@ -115,7 +115,7 @@ def put(
     where: jax.Device | jax.sharding.Sharding | Sequence[jax.sharding.Sharding],
     **options: bool,
 ) -> list[jax.Array]:
-    """Calls `jax.device_put`, and keeps NumPy's 64-bit dtypes where JAX allows them."""
+    """Call `jax.device_put`, and keep 64-bit dtypes where JAX allows them."""
     with jax.enable_x64(True) if keeps_bits(*arrays) else contextlib.nullcontext():
         placed: list[jax.Array] = jax.device_put(list(arrays), where, **options)
         return placed

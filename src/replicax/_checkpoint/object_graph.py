@@ -21,6 +21,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from replicax._base import array_conversion, json_values
+from replicax._base.host_memory import put
 from replicax._base.types import Leaf, Tree
 from replicax._tracing import frames
 from replicax._values import is_array, is_global
@@ -62,7 +63,7 @@ def _to_host(value: Leaf) -> np.ndarray:
             value = jax.random.key_data(value)
         if is_global(value) and not value.is_fully_replicated:  # other processes have parts of it
             whole = jax.sharding.NamedSharding(value.sharding.mesh, jax.sharding.PartitionSpec())  # type: ignore[attr-defined]
-            value = jax.device_put(value, whole)
+            (value,) = put([value], whole)
     return np.asarray(value)
 
 

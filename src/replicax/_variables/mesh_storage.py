@@ -169,7 +169,7 @@ class ComponentStorage(MeshStorage, ABC):
         return [constrained(leaf, where) for leaf, where in zip(leaves, self.shardings())]
 
     def placed(self, leaves: Leaves) -> Leaves:
-        return list(leaves) if self.layouts is None else jax.device_put(leaves, self.shardings())
+        return list(leaves) if self.layouts is None else put(leaves, self.shardings())
 
     def returned(self, leaves: Leaves) -> Leaves:
         return list(leaves)  # which programs leave where they belong, see `leaving`
@@ -263,7 +263,7 @@ class MirroredStorage(ComponentStorage):
         self.tell_moved()
         if self.is_abstract:
             return self._hold(self._kinds())
-        self._hold(jax.device_put(arrays, self.shardings()))
+        self._hold(put(arrays, self.shardings()))
         self.lent = True
 
     def vector_home(self, index: int, array: jax.Array) -> Hashable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Iterable, Sequence
 from types import EllipsisType
 from typing import Any
@@ -194,8 +195,9 @@ def get_static_value(tensor: TensorLike, partial: bool = False) -> np.ndarray | 
 def reshape(tensor: TensorLike, shape: ShapeLike, name: str | None = None) -> jax.Array:
     """Returns the tensor in another shape, in which one dimension may be -1."""
     array, dims = convert_to_tensor(tensor), as_shape(shape)
-    if 0 in dims and dims.count(-1) == 1:  # nothing, of any size
-        dims = tuple(1 if n == -1 else n for n in dims)
+    if 0 in dims and dims.count(-1) == 1:  # the sizes other than 0 decide, since the number of elements does not
+        given = math.prod(n for n in dims if n not in (0, -1))
+        dims = tuple(math.prod(n for n in array.shape if n != 0) // given if n == -1 else n for n in dims)
     return _operations.fitting(jnp.reshape, _operations.of_reshape)(array, dims)
 
 

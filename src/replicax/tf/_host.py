@@ -353,14 +353,25 @@ def _divided(x: Any, y: Any) -> Any:
     return np.divide(x, y)
 
 
+def _extreme(reduce: Callable[..., Any], infinity: float, operand: Any, axes: Iterable[int]) -> Any:
+    """Return the largest or smallest elements; of no elements, `infinity` or the limit of an integer dtype."""
+    array, limit = np.asarray(operand), infinity
+    if array.size:
+        return reduce(array, axis=tuple(axes))
+    if array.dtype.kind in "iu":
+        limits = np.iinfo(array.dtype)
+        limit = limits.min if infinity < 0 else limits.max
+    return reduce(array, axis=tuple(axes), initial=limit)
+
+
 _LAX: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "concatenate": lambda operands, dimension: np.concatenate(operands, dimension),
     "div": _divided,
     "max": np.maximum,
     "min": np.minimum,
-    "reduce_max": lambda operand, axes: np.max(operand, axis=tuple(axes)),
-    "reduce_min": lambda operand, axes: np.min(operand, axis=tuple(axes)),
+    "reduce_max": functools.partial(_extreme, np.max, -np.inf),
+    "reduce_min": functools.partial(_extreme, np.min, np.inf),
     "rem": np.fmod,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "slice_in_dim": lambda operand, start, limit, stride=1, axis=0: operand[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from replicax._base.specs import as_dtype
 from replicax._data.elements import as_strings
 from replicax.tf._host import jnp, lax
 from replicax.tf._math import clip_by_norm
-from replicax.tf._op_tables import largest, pair, smallest
+from replicax.tf._op_tables import largest, pair, smallest, take
 from replicax.tf._operations import on_values, operations
 from replicax.tf._ops import (
     as_array,
@@ -64,12 +65,10 @@ def gather(
         places = known(indices, "The places of strings", "Use it outside of compiled code.")
         return string_tensor(np.take(np.asarray(params), places, along))
 
-    def take(params: jax.Array, indices: jax.Array) -> jax.Array:
-        return jnp.take(params, indices, axis=along - batch_dims, mode="fill", fill_value=0)
-
+    take_all = functools.partial(take, axis=along - batch_dims, mode="fill", fill_value=0)
     for _ in builtins.range(batch_dims):
-        take = jax.vmap(take)
-    return take(params, indices)
+        take_all = jax.vmap(take_all)
+    return take_all(params, indices)
 
 
 def gather_nd(

@@ -12,7 +12,7 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
 from replicax.tf._dressing import magnitude
 from replicax.tf._host import jnp, lax
-from replicax.tf._op_tables import pair
+from replicax.tf._op_tables import largest, pair
 from replicax.tf._operations import fitting, of_matmul, operations
 from replicax.tf._ops import as_axis, convert_to_tensor, known
 from replicax.tf._types import DTypeLike, TensorLike
@@ -102,7 +102,7 @@ def norm(
         return jnp.linalg.norm(values, ord, along, bool(keepdims))
     size = magnitude(values)
     if ord == np.inf:
-        return jnp.max(size, axis=along, keepdims=bool(keepdims))
+        return largest(size, along, bool(keepdims))
     return jnp.sum(size**ord, axis=along, keepdims=bool(keepdims)) ** (1.0 / ord)
 
 

@@ -19,6 +19,7 @@ from replicax.tf._op_tables import (
     elementwise,
     largest,
     namespace_of,
+    no_nan,
     of_dtype,
     pair,
     reduction,
@@ -44,11 +45,6 @@ def _broadcast(*operands: jax.Array) -> list[jax.Array]:
     """Broadcasts operands one by one, so that a tape knows which of them depend on watched values."""
     shape = jnp.broadcast_shapes(*(x.shape for x in operands))
     return [jnp.broadcast_to(x, shape) for x in operands]
-
-
-def _no_nan(compute: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Computes 0 where the second operand is 0, with a gradient that is not NaN there."""
-    return lambda x, y: jnp.where(y == 0, jnp.zeros_like(x), compute(x, jnp.where(y == 0, jnp.ones_like(y), y)))
 
 
 def _without(compute: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[[jax.Array, jax.Array], jax.Array]:
@@ -126,7 +122,7 @@ _UNARY: dict[str, tuple[Callable[[jax.Array], jax.Array], str]] = {
     ),
     "negative": (jnp.negative, "Returns -x."),
     "reciprocal": (lambda x: (1 / x).astype(x.dtype), "Returns 1 / x."),
-    "reciprocal_no_nan": (lambda x: _no_nan(jnp.divide)(jnp.ones_like(x), x), "Returns 1 / x, and 0 where x is 0."),
+    "reciprocal_no_nan": (lambda x: no_nan(jnp.divide)(jnp.ones_like(x), x), "Returns 1 / x, and 0 where x is 0."),
     "rint": (jnp.rint, "Rounds to the nearest integer; halves to the even one."),
     "round": (jnp.round, "Rounds to the nearest integer; halves to the even one."),
     "rsqrt": (lax.rsqrt, "Returns 1 / sqrt(x)."),
@@ -161,7 +157,7 @@ _BINARY: dict[str, tuple[Callable[[jax.Array, jax.Array], jax.Array], str]] = {
     "subtract": (jnp.subtract, "Returns x - y."),
 }
 _OF_TENSORS: dict[str, tuple[Callable[[jax.Array, jax.Array], jax.Array], str]] = {
-    "divide_no_nan": (_no_nan(jnp.divide), "Returns x / y, and 0 where y is 0."),
+    "divide_no_nan": (no_nan(jnp.divide), "Returns x / y, and 0 where y is 0."),
     "multiply_no_nan": (
         lambda x, y: jnp.where((y == 0) & ~jnp.isfinite(x), jnp.zeros_like(x), x) * y,
         "Returns x * y, and 0 where y is 0.",

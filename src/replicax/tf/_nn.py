@@ -13,7 +13,7 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._tracing import context
 from replicax.tf import _random
 from replicax.tf._host import jnp, lax
-from replicax.tf._op_tables import namespace_of, pair
+from replicax.tf._op_tables import namespace_of, no_nan, pair
 from replicax.tf._operations import on_values, operations
 from replicax.tf._ops import as_axis, as_shape, convert_to_tensor
 from replicax.tf._types import TensorLike
@@ -277,8 +277,8 @@ def weighted_moments(
     along = as_axis(axes)
     weights = jnp.broadcast_to(weights, tensor.shape).astype(tensor.dtype)
     total = jnp.sum(weights, along, keepdims=True)
-    mean = jnp.sum(weights * tensor, along, keepdims=True) / total
-    variance = jnp.sum(weights * jnp.square(tensor - mean), along, keepdims=True) / total
+    mean = no_nan(jnp.divide)(jnp.sum(weights * tensor, along, keepdims=True), total)
+    variance = no_nan(jnp.divide)(jnp.sum(weights * jnp.square(tensor - mean), along, keepdims=True), total)
     return (mean, variance) if keepdims else (jnp.squeeze(mean, along), jnp.squeeze(variance, along))
 
 

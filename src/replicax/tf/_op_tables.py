@@ -134,6 +134,18 @@ def _extreme(compute: Callable[..., jax.Array]) -> Callable[[jax.Array, TensorLi
 largest, smallest = _extreme(lax.reduce_max), _extreme(lax.reduce_min)
 
 
+def no_nan(compute: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Return `compute`, but 0 where the second operand is 0, with a gradient that is not NaN there."""
+    return lambda x, y: jnp.where(y == 0, jnp.zeros_like(x), compute(x, jnp.where(y == 0, jnp.ones_like(y), y)))
+
+
+def take(tensor: Any, indices: Any, axis: int, **options: Any) -> Any:
+    """Return `jnp.take`, also of no elements along an empty axis, where JAX ignores the shape of the indices."""
+    if tensor.shape[axis] == 0 and indices.size == 0:
+        return jnp.zeros((*tensor.shape[:axis], *indices.shape, *tensor.shape[axis + 1 :]), tensor.dtype)
+    return jnp.take(tensor, indices, axis=axis, **options)
+
+
 def namespace_of(table: dict[str, Any], target: dict[str, Any]) -> None:
     """Adds a table's operations to a module's names."""
     for name, op in table.items():

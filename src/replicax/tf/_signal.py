@@ -11,6 +11,7 @@ import numpy as np
 from replicax._base.specs import as_dtype
 from replicax.tf._fourier import dct
 from replicax.tf._host import jnp, on_jax
+from replicax.tf._op_tables import take
 from replicax.tf._operations import operations
 from replicax.tf._ops import as_int, convert_to_tensor
 from replicax.tf._types import DTypeLike, TensorLike
@@ -103,7 +104,7 @@ def frame(
         missing = max(0, (count - 1) * step + length - size) if count else 0
         widths = [(0, missing if i == axis else 0) for i in range(samples.ndim)]
         samples = jnp.pad(samples, widths, constant_values=convert_to_tensor(pad_value, samples.dtype))
-    return jnp.take(samples, places, axis=axis)
+    return take(samples, places, axis)
 
 
 @on_jax
@@ -116,7 +117,7 @@ def overlap_and_add(signal: TensorLike, frame_step: TensorLike, name: str | None
     frames, step = convert_to_tensor(signal), as_int(frame_step, "frame_step")
     count, length = frames.shape[-2:]
     places = np.arange(count)[:, None] * step + np.arange(length)[None, :]
-    samples = jnp.zeros((*frames.shape[:-2], max(0, count - 1) * step + length), frames.dtype)
+    samples = jnp.zeros((*frames.shape[:-2], max(0, (count - 1) * step + length)), frames.dtype)
     return samples.at[..., places].add(frames)
 
 

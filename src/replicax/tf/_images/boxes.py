@@ -211,13 +211,26 @@ def non_max_suppression_padded(
     of_boxes, values = convert_to_tensor(boxes), convert_to_tensor(scores)
     if of_boxes.ndim > 2:
         require(pad_to_max_output_size, "Batches of boxes need pad_to_max_output_size=True.")
-        front = of_boxes.shape[:-2]
-        flat = of_boxes.reshape(-1, *of_boxes.shape[-2:]), values.reshape(-1, values.shape[-1])
-        each = [_kept(_of_boxes, *one, *limits) for one in zip(*flat)]
-        numbers, _, counts = (jnp.stack(part) for part in zip(*each))
-        return numbers.reshape(*front, -1), counts.reshape(front)
+        front, most = of_boxes.shape[:-2], as_int(max_output_size, "max_output_size")
+        batch = math.prod(front)
+        flat = of_boxes.reshape(batch, *of_boxes.shape[-2:]), values.reshape(batch, values.shape[-1])
+        images = [_kept(_of_boxes, *image, *limits)[::2] for image in zip(*flat)]
+        numbers, counts = _stack_images(images, [((most,), np.int32), ((), np.int32)])
+        return numbers.reshape(*front, most), counts.reshape(front)
     found = _kept(_of_boxes, of_boxes, values, *limits)
     return (found[0] if pad_to_max_output_size else _cut(found)[0]), found[2]
+
+
+def _stack_images(images: Sequence[tuple[Any, ...]], kinds: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
+    """Stack the results of all images.
+
+    Args:
+        images: the results of each image.
+        kinds: shape and dtype of each result of one image, for a batch without images.
+    """
+    if not images:
+        return [jnp.zeros((0, *shape), dtype) for shape, dtype in kinds]
+    return [jnp.stack(results) for results in zip(*images)]
 
 
 class CombinedNonMaxSuppression(NamedTuple):
@@ -269,7 +282,8 @@ def combined_non_max_suppression(
             there = np.arange(per_class) < count
             rows.append((own[kept], jnp.where(there, best, -np.inf), np.full(per_class, kind, np.float32), there))
         images.append(_best([jnp.concatenate(part) for part in zip(*rows)], size, clip_boxes))
-    return CombinedNonMaxSuppression(*(jnp.stack(part) for part in zip(*images)))
+    kinds = [((size, 4), of_boxes.dtype), ((size,), np.float32), ((size,), np.float32), ((), np.int32)]
+    return CombinedNonMaxSuppression(*_stack_images(images, kinds))
 
 
 def _best(rows: list[Any], size: int, clip: bool) -> tuple[Any, Any, Any, Any]:

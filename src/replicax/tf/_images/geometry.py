@@ -182,7 +182,7 @@ def extract_patches(
     padded = jnp.pad(tensor, [*widths, (0, 0)])
     rows, columns = places
     found = padded[:, rows[:, None, :, None], columns[None, :, None, :]]
-    return found.reshape(*found.shape[:3], -1)
+    return found.reshape(*found.shape[:3], sizes[1] * sizes[2] * found.shape[-1])
 
 
 # What changes from pixel to pixel
