@@ -477,3 +477,24 @@ def test_callback_of_names_the_function_that_is_called_back_and_whether_it_only_
 def test_users_line_is_where_an_equation_comes_from():
     (eqn,) = jax.make_jaxpr(lambda x: jnp.sin(x))(1.0).eqns
     assert "test_jax_internals.py" in jax_internals.users_line(eqn)
+
+
+def test_origin_of_a_tracer_is_its_equation_or_the_constant_that_it_stands_for():
+    constant = jnp.arange(3.0)
+    seen = []
+
+    def f(x):
+        seen.append(jax_internals.origin_of(x))
+        both = jax.lax.sort((x + constant, x), num_keys=1)
+        equation, place, none = jax_internals.origin_of(both[1])
+        assert (equation.primitive.name, place, none) == ("sort", 1, None)
+        added, place, _ = jax_internals.origin_of(equation.in_tracers[0])
+        assert (added.primitive.name, place) == ("add", 0)
+        seen.append(jax_internals.origin_of(added.in_tracers[1]))
+        jax.grad(lambda y: seen.append(jax_internals.origin_of(y)) or y.sum())(constant)
+        return both
+
+    jax.jit(f)(jnp.ones(3))
+    argument, captured, differentiated = seen
+    assert argument == differentiated == (None, 0, None)
+    assert captured[0] is None and captured[2] is constant

@@ -181,3 +181,52 @@ def test_a_replica_without_rows_flattens_its_part_of_the_last_batch(run):
             assert float(sum(losses)) == 630.0, (key, losses)
             np.testing.assert_array_equal(sum(gradients)[:, 0], x.reshape(3, 12).sum(0))
     """)
+
+
+def test_sizes_that_operations_compute_are_known_in_replicas_and_under_a_tape(run):
+    """Half as many rows again as x has, ceil(1.5 * 3) = 5: the gradient of v, which multiplies them, is 5."""
+    run("""
+    factor = tf.constant(3.0) / 2.0
+    def replica(strategy, v, x):
+        with tf.GradientTape() as tape:
+            rows = tf.cast(tf.math.ceil(tf.cast(tf.shape(x)[0], tf.float32) * factor * tf.constant(1.0)), tf.int32)
+            y = tf.reduce_sum(tf.ones([rows]) * v)
+        return tape.gradient(y, v)
+    def constants(x):
+        with tf.GradientTape() as tape:
+            c = tf.constant(3.0)
+            tape.watch(c)
+            y = c * c
+            z = tf.reduce_sum(tf.ones([tf.cast(y, tf.int32)])) * y
+        return tape.gradient(z, c)
+    for key, strategy in strategies.items():
+        with scope(strategy):
+            v = tf.Variable(2.0)
+        for way in (tf.function, lambda f: f):
+            assert last(way(lambda x: run(strategy, lambda x: replica(strategy, v, x), x))(tf.ones([3]))) == 5.0
+            assert last(way(lambda x: run(strategy, constants, x))(tf.ones([3]))) == 54.0  # 9 * 2 * 3
+    """)
+
+
+def test_an_error_for_an_unknown_size_names_the_operation_that_depends_on_values(run):
+    run("""
+    v = tf.Variable(2)
+    def of_values(x):
+        size = tf.cast(tf.reduce_sum(x), tf.int32)
+        return tf.zeros([size * 2])
+    def of_a_variable(x):
+        return tf.zeros([v + 1])
+    def of_an_argument(x):
+        return tf.zeros([x])
+    def of_replicas(x):
+        return tf.zeros([tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(2))])
+    warnings.simplefilter("ignore")  # that the function is driven from the host, but for its replicas
+    for f, x, words in [
+        (of_values, [1.0, 2.0], "the result of `reduce_sum` at"),
+        (of_a_variable, 1, "the result of `add` at"),
+        (of_an_argument, 1, "an argument of the function, or the value of a variable"),
+        (of_replicas, 1, "the result of `replicax_all_reduce` at"),
+    ]:
+        step = tf.function(lambda x: mirrored.run(f, args=(x,)))
+        raises(TypeError, lambda: step(tf.constant(x)), "An element of the shape determines", words)
+    """)

@@ -200,6 +200,19 @@ def is_staging(trace: Trace) -> bool:
     return type(trace).__name__ == "DynamicJaxprTrace"
 
 
+def origin_of(tracer: jax.core.Tracer[Any]) -> tuple[Any, int, Leaf]:
+    """Return the equation that computes a tracer, the tracer's place among its results, and the constant it is.
+
+    The equation of arguments and constants is None, and the constant of everything else. JAX has no public way to ask.
+    """
+    if not is_staging(trace_of(tracer)):
+        return None, 0, None
+    made: Any = tracer
+    if made.parent is None:
+        return None, 0, made._trace.get_const(made)
+    return made.parent, [var is made.val for var in made.parent.outvars].index(True), None
+
+
 def part_of_jaxpr(
     jaxpr: jex.Jaxpr, eqns: Iterable[jex.JaxprEqn], inputs: Iterable[jex.Var], outputs: Iterable[Atom]
 ) -> jex.ClosedJaxpr:

@@ -355,10 +355,12 @@ def slice(
 ) -> jax.Array:
     """Returns `size` elements of each axis, starting at `begin`; -1 stands for all remaining ones."""
     tensor, sizes = convert_to_tensor(input_), as_shape(size)
-    if isinstance(begin, jax.core.Tracer) or any(isinstance(b, jax.core.Tracer) for b in jax.tree.leaves(begin)):
+    if not all(map(is_known, jax.tree.leaves(begin))):
         begins: Any = list(begin)
-        if -1 in sizes:
-            known(begins[sizes.index(-1)], "The begin of a slice of size -1", "Give the size.")
+        what = "The begin of a slice of size -1", "Give the size."
+        sizes = tuple(
+            n - int(known(b, *what)) if length < 0 else length for b, length, n in zip(begins, sizes, tensor.shape)
+        )
         return lax.dynamic_slice(tensor, begins, sizes)
     begins = as_shape(begin)
     ends = [n if length < 0 else b + length for b, length, n in zip(begins, sizes, tensor.shape)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-import weakref
 from typing import Any, TypeGuard
 
 import jax
@@ -24,7 +23,7 @@ from replicax._data.elements import Strings, as_numpy, as_strings, as_tensor
 from replicax._values import PerReplica
 from replicax._values import errors as _errors
 from replicax._variables.variable import Variable
-from replicax.tf import _conversions, _host
+from replicax.tf import _conversions, _host, _known_values
 from replicax.tf._host import HostTensor, jnp
 from replicax.tf._operations import value_of
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
@@ -110,19 +109,12 @@ def string_tensor(array: np.ndarray) -> Any:
     return as_strings(array)
 
 
-# The values of small constants that are tracers in programs, by id, so that they can be used as shapes.
-_constants: dict[int, tuple[weakref.ref[jax.Array], np.ndarray]] = {}
-
-
 def as_array(array: np.ndarray) -> jax.Array:
     """Returns a numpy array as a tensor of the same dtype."""
     if _host.is_on():
         hosted: Any = _host.hosted(array)
         return hosted
-    tensor = array_conversion.as_array(array)
-    if isinstance(tensor, jax.core.Tracer) and array.size <= 64:
-        _remember(tensor, array)
-    return tensor
+    return array_conversion.as_array(array)
 
 
 def as_element(array: np.ndarray) -> Any:
@@ -130,15 +122,10 @@ def as_element(array: np.ndarray) -> Any:
     return _host.hosted(array) if _host.is_on() and array.dtype != object else as_tensor(array)
 
 
-def _remember(tensor: jax.Array, array: np.ndarray) -> None:
-    key = id(tensor)
-    _constants[key] = weakref.ref(tensor, lambda _: _constants.pop(key, None)), array
-
-
 def _of_sizes(value: TensorLike, dtype: np.dtype | type) -> jax.Array:
     """Returns dimensions, symbolic ones among them, as a tensor that can still be used as a shape."""
     tensor = array_conversion.of_sizes(value, dtype)
-    _remember(tensor, np.asarray(value, object))
+    _known_values.remember(tensor, np.asarray(value, object))
     return tensor
 
 
@@ -212,28 +199,22 @@ def known(value: TensorLike, what: str, instead: str) -> np.ndarray:
     if isinstance(value, (list, tuple)) and array_conversion.holds_arrays(value):
         return np.asarray([known(x, what, instead) for x in value])
     if isinstance(value, jax.core.Tracer):
-        if (constant := value_of_constant(value)) is not None:
+        if (constant := _known_values.value_of(value)) is not None:
             return constant
         # A traced function that gets this error runs on the host, if it can.
         raise jax.errors.ConcretizationTypeError(
             value,
-            f"{what} determines the shape of a result, which compiled code must know while it is traced, "
-            f"got a traced value. {instead}",
+            f"{what} determines the shape of a result, which compiled code must know while it is traced, got a traced "
+            f"value that depends on {_known_values.source_of(value)}. {instead}",
         )
     return np.asarray(value, object) if array_conversion.has_symbolic_sizes(value) else as_numpy(value)
-
-
-def value_of_constant(tensor: object) -> np.ndarray | None:
-    """Returns the value of a small constant, which is a tracer in programs; None for anything else."""
-    found = _constants.get(id(tensor))
-    return None if found is None else found[1]
 
 
 def is_known(value: TensorLike) -> bool:
     """Returns whether the value is known while tracing."""
     if isinstance(value, Variable):
         value = value.value()
-    return not isinstance(value, jax.core.Tracer) or id(value) in _constants
+    return not isinstance(value, jax.core.Tracer) or _known_values.value_of(value) is not None
 
 
 _STATIC = "Use Python numbers, `x.shape` or `tf.shape(x)`, which is known while tracing."

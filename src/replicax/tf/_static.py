@@ -11,7 +11,8 @@ import numpy as np
 
 from replicax._base import array_conversion, jax_internals
 from replicax._tracing import frames
-from replicax.tf._ops import is_shape, is_tensor, value_of_constant
+from replicax.tf import _known_values
+from replicax.tf._ops import is_shape, is_tensor
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -30,7 +31,7 @@ def static(op: Callable[_P, _R]) -> Callable[_P, _R]:
             leaves: list[Any]
             leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
             if any(is_shape(x) or array_conversion.has_symbolic_sizes(x) for x in leaves):
-                constants = [value_of_constant(x) for x in leaves]
+                constants = [_known_values.value_of(x) for x in leaves]
                 leaves = [x if constant is None else constant for x, constant in zip(leaves, constants)]
                 if not any(is_tensor(x) for x in leaves):
                     args, kwargs = jax.tree.unflatten(structure, leaves)

@@ -13,7 +13,7 @@ from replicax.tf._host import jnp
 from replicax.tf._images import colors, geometry, host
 from replicax.tf._images.checks import check, image_of
 from replicax.tf._operations import operations
-from replicax.tf._ops import convert_to_tensor, is_known
+from replicax.tf._ops import convert_to_tensor
 from replicax.tf._types import ShapeLike, TensorLike
 
 # Draws floats or int32 from a range: called with a shape and the bounds.
@@ -53,7 +53,7 @@ def _by_seed(seed: TensorLike) -> _Uniform:
 def _flipped(draw: _Uniform, image: TensorLike, flip: Callable[[Any], Any]) -> Any:
     tensor = image_of(image)
     drawn = draw(() if tensor.ndim == 3 else (tensor.shape[0],), 0.0, 1.0)
-    if tensor.ndim == 3 and (host.has(drawn) or is_known(drawn)):
+    if tensor.ndim == 3 and (host.has(drawn) or not isinstance(drawn, jax.core.Tracer)):
         return flip(tensor) if float(drawn) < 0.5 else tensor
     chance = drawn < 0.5
     return jnp.where(jnp.reshape(chance, (-1, 1, 1, 1)[4 - tensor.ndim :]), flip(tensor), tensor)
