@@ -130,3 +130,19 @@ def test_tf_keras_and_private_modules_are_served(run_tf):
             pass
         """
     )
+
+
+def test_jax_numpy_is_the_hint_for_operations_alone(run_tf):
+    run_tf(
+        """
+        for missing in ("math.approx_something", "signal.mdct", "image.unknown", "unknown"):
+            raises(AttributeError, lambda: eval(f"tf.{missing}"), missing, "The operations of jax.numpy")
+        for missing in ("sysconfig", "summary.FileWriter", "compat.v1.Summary", "raw_ops.Unknown", "Unknown", "train.Un"):
+            try:
+                eval(f"tf.{missing}")
+            except AttributeError as error:
+                assert missing in str(error) and "jax.numpy" not in str(error), error
+            else:
+                raise AssertionError(missing)
+        """
+    )

@@ -230,3 +230,50 @@ def test_an_error_for_an_unknown_size_names_the_operation_that_depends_on_values
         step = tf.function(lambda x: mirrored.run(f, args=(x,)))
         raises(TypeError, lambda: step(tf.constant(x)), "An element of the shape determines", words)
     """)
+
+
+def test_moving_averages_of_variables_are_tensorflows(run):
+    """Numbers that TensorFlow 2.21 gives. In a function an average begins with the value before the function."""
+    run("""
+    ON_READ, A = tf.VariableSynchronization.ON_READ, tf.VariableAggregation
+    def averages(strategy, way, in_replicas):
+        with scope(strategy):
+            v = tf.Variable([1.0, 2.0], name="v", aggregation=A.MEAN)
+            h = tf.Variable(4.0, dtype=tf.float64, aggregation=A.MEAN)
+            n = tf.Variable(0, dtype=tf.int64, trainable=False, aggregation=A.ONLY_FIRST_REPLICA)
+            m = tf.Variable(1.0, synchronization=ON_READ, aggregation=A.MEAN, trainable=False)
+        ema = tf.train.ExponentialMovingAverage(0.9, num_updates=n)
+        plain = tf.train.ExponentialMovingAverage(tf.constant(0.25), name="plain")
+        def body():
+            v.assign_add([1.0, 2.0])
+            h.assign_add(1.0)
+            n.assign_add(1)
+            if in_replicas:
+                m.assign_add(tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32) + 1.0)
+                plain.apply([m])
+            ema.apply([v, h])
+        def across():
+            with scope(strategy):
+                body()
+        step, found = way((lambda: strategy.run(body) and None) if in_replicas else across), []
+        for _ in range(3):
+            step()
+            found.append([*ema.average(v).numpy(), ema.average(h).numpy()])
+        average = ema.average(v)
+        assert not average.trainable and average.name == "v/ExponentialMovingAverage:0" and ema.average(n) is None
+        assert ema.average(h).dtype == tf.float64 and ema.average_name(v) == "v/ExponentialMovingAverage"
+        return found, [float(plain.average(m).numpy())] if in_replicas else []
+    eager = [[2.0, 4.0, 5.0], [2.75, 5.5, 5.75], [3.6153846, 7.2307692, 6.6153846]]
+    function = [[1.8181818, 3.6363635, 4.8181818], [2.7045455, 5.4090910, 5.7045454], [3.6013987, 7.2027974, 6.6013986]]
+    of_m = {("one", "eager"): 3.6875, ("one", "function"): 3.671875, ("mirrored", "eager"): 5.0234375,
+            ("mirrored", "function"): 5.0078125, ("central", "eager"): 5.03125, ("central", "function"): 5.0078125}
+    for key, strategy in strategies.items():
+        for name, way, expected in (("eager", lambda f: f, eager), ("function", tf.function, function)):
+            for in_replicas in ([False] if strategy is None else [False, True]):
+                found, last_of_m = averages(strategy, way, in_replicas)
+                np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=f"{key} {name} {in_replicas}")
+                np.testing.assert_allclose(last_of_m, [of_m[key, name]] if in_replicas else [], err_msg=f"{key} {name}")
+    ema = tf.train.ExponentialMovingAverage(0.9)
+    raises(TypeError, lambda: ema.apply([tf.constant(1.0)]), "does not support non-Variable tensors")
+    raises(TypeError, lambda: ema.apply([tf.Variable(1)]), "The variables must be half, float, or double: Variable:0")
+    """)

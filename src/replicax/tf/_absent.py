@@ -19,6 +19,8 @@ from replicax._base import doc_pages, tracebacks
 _GRAPHS = "There are no graphs and sessions: call operations directly, and @tf.function compiles them"
 _JPEG_XL = "Decode JPEG XL with the library pillow-jxl-plugin, in tf.numpy_function"
 _OPERATIONS = "The operations of jax.numpy, jax.nn and jax.lax work on its tensors too"
+# The namespaces of operations; names that begin with a small letter there are operations.
+_NAMESPACES = {"", "bitwise", "experimental.numpy", "image", "linalg", "math", "nn", "random", "signal", "sparse"}
 _RECURRENT = "Write the cell as a function and loop with tf.scan, or use flax.nnx.RNN"
 
 ABSENT: dict[str, str] = {
@@ -90,6 +92,7 @@ ABSENT: dict[str, str] = {
     "summary.graph": _GRAPHS,
     "summary.trace": "Use tf.profiler.experimental.start and stop",
     "summary.write": "Use tensorboardX itself",
+    "sysconfig": "There is no library of TensorFlow to compile with: use jax.ffi",
     "train.AdamOptimizer": "Use tf.optimizers, or Optax with rx.Optimizer",
     "train.GradientDescentOptimizer": "Use tf.optimizers, or Optax with rx.Optimizer",
     "train.MomentumOptimizer": "Use tf.optimizers, or Optax with rx.Optimizer",
@@ -170,12 +173,19 @@ def alternative(name: str) -> str | None:
 asked: dict[tuple[str, str], None] = {}
 
 
-def message(name: str, otherwise: str = _OPERATIONS) -> str:
+def hint(name: str) -> str:
+    """Returns what to do about a name that has no entry in `ABSENT`; an empty text for names other than operations."""
+    namespace, _, last = name.removeprefix("compat.v1.").rpartition(".")
+    return _OPERATIONS if namespace in _NAMESPACES and last[:1].islower() else ""
+
+
+def message(name: str, otherwise: str | None = None) -> str:
     """Returns the text of the error for a name that is not there: where it was used, and what stands for it."""
     place = _place()
     if not name.startswith("_"):  # Python asks for modules of ours as for attributes
         asked[name, place] = None
-    text = [f"replicax.tf has no {name!r} ({place}).", alternative(name) or otherwise]
+    instead = alternative(name) or (hint(name) if otherwise is None else otherwise)
+    text = [f"replicax.tf has no {name!r} ({place}).", instead]
     return " ".join(
         [*(f"{part.rstrip('.')}." for part in text if part), f"{doc_pages.page('reference/tf-names')} lists all names."]
     )
@@ -199,8 +209,8 @@ def _place() -> str:
 _IMPORTING = ("<frozen importlib", importlib.__file__.removesuffix("__init__.py"))
 
 
-def missing_from(namespace: str, otherwise: str = _OPERATIONS) -> Callable[[str], NoReturn]:
-    """Returns a `__getattr__` for a module: its error names the alternative, or `otherwise` if there is none."""
+def missing_from(namespace: str, otherwise: str | None = None) -> Callable[[str], NoReturn]:
+    """Returns a `__getattr__` for a module: its error names the alternative, or else `otherwise` or `hint`."""
 
     def __getattr__(name: str) -> NoReturn:
         if name.startswith("__"):

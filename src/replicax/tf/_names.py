@@ -305,6 +305,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_from("replicax.cluster_resolver", "ClusterDef ClusterSpec JobDef"),
             **_from("_protos", _EXAMPLES),
             **_from("_experimental", "CheckpointOptions"),
+            **_from("_moving_averages", "ExponentialMovingAverage"),
         },
     ),
     "saved_model": (

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from replicax.tf import _absent, _private
 
 RUNS, DIFFERS, MISSING = "runs", "differs", "missing"
-_OTHERWISE = "The operations of jax.numpy, jax.nn and jax.lax work on tensors too"
 
 _PYTHON = "It is Python code on TensorFlow: run `replicax check-tf` on its folder, too"
 # Libraries that need TensorFlow, and what to do.
@@ -91,8 +90,8 @@ def _replacement(here: str, name: str, error: AttributeError) -> str:
     """Returns what stands for a name of which the beginning `here` is not there."""
     place = _private.MODULES.get(here.rpartition(".")[0])
     if place is not None:  # the error knows where the private module looks
-        return str(error).partition("). ")[2].rpartition(" /")[0].rstrip(".") or _OTHERWISE
-    of_keras = "Keras 3 does not have it" if name.startswith("keras.") else _OTHERWISE
+        return str(error).partition("). ")[2].rpartition(" /")[0].rstrip(".") or _absent.hint(name)
+    of_keras = "Keras 3 does not have it" if name.startswith("keras.") else _absent.hint(name)
     return _absent.alternative(name) or of_keras
 
 
