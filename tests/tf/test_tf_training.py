@@ -277,3 +277,41 @@ def test_moving_averages_of_variables_are_tensorflows(run):
     raises(TypeError, lambda: ema.apply([tf.constant(1.0)]), "does not support non-Variable tensors")
     raises(TypeError, lambda: ema.apply([tf.Variable(1)]), "The variables must be half, float, or double: Variable:0")
     """)
+
+
+def test_distributed_values_are_printed_and_evaluated_by_their_components(run):
+    """The lines and values are TensorFlow's; in a function TensorFlow prints symbolic tensors."""
+    run(r"""
+    import io, tempfile
+    import jax
+    def printed(*inputs):
+        stream = io.StringIO()
+        tf.print(*inputs, output_stream=stream)
+        return stream.getvalue()
+    value = mirrored.run(lambda: tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32))
+    lines = ["PerReplica:{", "  0: <tf.Tensor: shape=(), dtype=float32, numpy=0.0>,"]
+    text = "\n".join([*lines, "  1: <tf.Tensor: shape=(), dtype=float32, numpy=1.0>", "}"])
+    assert printed(value) == text + "\n" and printed("x", (value,)) == f"x ({text},)\n", printed(value)
+    stream = io.StringIO()
+    tf.function(lambda: tf.print(mirrored.run(lambda: tf.ones([])), output_stream=stream))()
+    jax.effects_barrier()
+    assert stream.getvalue().count("numpy=1.0") == 2, stream.getvalue()
+    with mirrored.scope():
+        v = tf.Variable([1.0, 2.0])
+    assert printed(v) == "[1 2]\n" and printed(v.assign([3.0, 4.0])).startswith("Mirrored:{")
+    assert printed(tf.constant("plain")) == "plain\n" and printed([tf.constant("x")]) == '["x"]\n'
+    assert printed("plain", tf.constant("x")) == 'plain "x"\n' and printed(tf.constant(["a"])) == '["a"]\n'
+
+    case = tf.test.TestCase()
+    assert case.evaluate(v.assign([5.0, 6.0])).tolist() == [5.0, 6.0]
+    number, parts = case.evaluate([tf.Variable(1.0), value])
+    assert number == 1.0 and isinstance(parts, tf.distribute.DistributedValues) and parts.values == (0.0, 1.0)
+    assert all(type(part) is np.float32 for part in parts.values)
+
+    checkpoint = tf.train.Checkpoint(v=v)
+    path = checkpoint.write(tempfile.mkdtemp() + "/checkpoint")
+    assert checkpoint.read(path).run_restore_ops() is None
+    assert checkpoint.read(path).assert_consumed().initialize_or_restore() is None
+    assert checkpoint.restore(None).initialize_or_restore() is None
+    raises(AssertionError, lambda: checkpoint.restore(None).run_restore_ops(), "no restore ops are available")
+    """)

@@ -293,6 +293,11 @@ class CheckpointLoadStatus:
         self._restoration.quiet = True
         return self
 
+    def initialize_or_restore(self, session: object = None) -> None:
+        """Does nothing: values are restored by now, and variables always have one."""
+
+    run_restore_ops = initialize_or_restore
+
     def _unbound(self) -> list[str]:
         unmatched = self._restoration.unmatched()
         return unmatched and [
@@ -307,13 +312,20 @@ class CheckpointLoadStatus:
 
 
 class InitializationOnlyStatus:
-    """The result of `restore(None)`, which restores nothing: only `expect_partial` does not raise."""
+    """The result of `restore(None)`, which restores nothing: its assertions raise."""
 
     def assert_consumed(self) -> NoReturn:
         """Raises `AssertionError`."""
         raise AssertionError("No checkpoint specified (save_path=None); nothing is being restored.")
 
     assert_existing_objects_matched = assert_nontrivial_match = assert_consumed
+
+    def run_restore_ops(self, session: object = None) -> NoReturn:
+        """Raises `AssertionError`."""
+        raise AssertionError("No checkpoint specified, so no restore ops are available (save_path=None).")
+
+    def initialize_or_restore(self, session: object = None) -> None:
+        """Does nothing: variables always have a value."""
 
     def expect_partial(self) -> InitializationOnlyStatus:
         """Returns itself."""

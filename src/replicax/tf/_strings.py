@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TextIO, TypeAlias
+from typing import Any, TextIO, TypeAlias, TypeGuard
 
 import jax
 import numpy as np
@@ -19,10 +19,12 @@ from replicax._base import nest
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
 from replicax._base.types import Leaf, Tree
-from replicax._data.elements import Probe, as_strings
+from replicax._data.elements import Probe, Strings, as_strings
 from replicax._data.ragged import RaggedTensor
 from replicax._tracing import frames, step_failures
+from replicax._values import DistributedValues
 from replicax._variables.variable import Variable
+from replicax.tf import _host
 from replicax.tf._host import jnp
 from replicax.tf._operations import on_values, operation
 from replicax.tf._ops import as_array, as_axis, convert_to_tensor, known
@@ -236,6 +238,11 @@ def _shown(tensor: TensorLike, summarize: int) -> _Text:
     return _Text(shown)
 
 
+def _is_distributed(x: object) -> TypeGuard[DistributedValues]:
+    """Returns whether a value has a component for each replica and is no variable."""
+    return isinstance(x, DistributedValues) and not isinstance(x, Variable)
+
+
 def _in_order(value: Tree) -> Tree:
     """Returns the structure with dicts sorted by key."""
     if type(value) is dict:
@@ -256,7 +263,8 @@ def print(
     """Prints when the program runs, in compiled code too; by default to the standard error stream.
 
     Args:
-        inputs: tensors, structures of them, and other objects, which are printed as Python prints them.
+        inputs: tensors, structures of them, and other objects, which are printed as Python prints them. Strings have
+            quotes, but for a tensor of one string that is the only input.
         output_stream: a file to write to.
         summarize: the number of elements that are shown at both ends of a long axis; a negative number shows all.
         sep: the text between the inputs.
@@ -268,16 +276,28 @@ def print(
         return isinstance(x, (jax.Array, np.ndarray, bytes))
 
     def value(x: Leaf) -> Leaf:  # of a variable, Keras's included
+        if _is_distributed(x):
+            return x
         return convert_to_tensor(x) if isinstance(x, Variable) or hasattr(type(x), "__jax_array__") else x
 
     values = [nest.map_structure(value, x) for x in inputs]
     values = [_in_order(value) for value in values]
-    arrays = [x for x in nest.leaves(values) if isinstance(x, jax.Array)]
+    components = {id(x): x.values for x in nest.leaves(values) if _is_distributed(x)}
+    parts = [part for x in nest.leaves(values) for part in components.get(id(x), (x,))]
+    arrays = [part for part in parts if isinstance(part, jax.Array)]
+    only = values[0] if len(values) == 1 else None
 
     def show(*concrete: jax.Array) -> None:
         rest = iter(concrete)
 
         def text(x: Leaf) -> Leaf:
+            if isinstance(only, Strings) and not only.ndim:
+                return _Text(np.asarray(only).item().decode(errors="replace"))
+            if _is_distributed(x):
+                shown = [
+                    _host.hosted(next(rest)) if isinstance(part, jax.Array) else part for part in components[id(x)]
+                ]
+                return _Text(repr(type(x)(shown)))
             return _shown(next(rest) if isinstance(x, jax.Array) else x, summarize) if is_tensor(x) else x
 
         texts = [str(nest.map_structure(text, value)) for value in values]

@@ -14,6 +14,8 @@ import numpy as np
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import Tree
 from replicax._data.sparse import SparseTensor
+from replicax._values import DistributedValues, Mirrored, PerReplica
+from replicax._variables.variable import Variable
 from replicax.tf import _nests, _random_keys
 from replicax.tf._assertions import TensorAssertions
 
@@ -57,6 +59,9 @@ class TestCase(TensorAssertions, absltest.TestCase):  # type: ignore[misc]  # co
             parts: list[Any] = [value.values, value.indices, value.dense_shape]
             on_host: list[Any] = [None if part is None else np.asarray(part) for part in parts]
             return IndexedSlices(*on_host)
+        if isinstance(value, DistributedValues) and not isinstance(value, Variable):
+            components = [self._evaluated(component) for component in value.values]
+            return components[0] if isinstance(value, Mirrored) else PerReplica(components)
         if hasattr(value, "numpy"):
             return value.numpy()
         if callable(value):
