@@ -22,7 +22,7 @@ from replicax._base.types import Leaf, Tree
 from replicax._data.elements import Probe, Strings, as_strings
 from replicax._data.ragged import RaggedTensor
 from replicax._tracing import frames, step_failures
-from replicax._values import DistributedValues
+from replicax._values import Mirrored, PerReplica
 from replicax._variables.variable import Variable
 from replicax.tf import _host
 from replicax.tf._host import jnp
@@ -238,9 +238,9 @@ def _shown(tensor: TensorLike, summarize: int) -> _Text:
     return _Text(shown)
 
 
-def _is_distributed(x: object) -> TypeGuard[DistributedValues]:
+def _is_distributed(x: object) -> TypeGuard[PerReplica | Mirrored]:
     """Returns whether a value has a component for each replica and is no variable."""
-    return isinstance(x, DistributedValues) and not isinstance(x, Variable)
+    return isinstance(x, (PerReplica, Mirrored))
 
 
 def _in_order(value: Tree) -> Tree:
