@@ -343,7 +343,7 @@ def test_what_comes_before_the_end_of_a_compressed_file_that_was_cut_off_is_read
         iterator = dataset.as_numpy_iterator()
         for _ in found:
             next(iterator)
-        with pytest.raises(EOFError):
+        with pytest.raises(DataLossError, match="cut' cannot be read"):
             next(iterator)
 
 

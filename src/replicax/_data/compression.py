@@ -8,6 +8,10 @@ import os
 import zlib
 from typing import Any, BinaryIO
 
+from replicax._base.errors import DataLossError
+
+_CHUNK = 1 << 16  # the bytes that a compressed file gives at a time
+
 
 def record_compression(compression: str | None) -> str | None:
     """Returns `"GZIP"`, `"ZLIB"` or None for the compression that a user gave; raises ValueError for another one."""
@@ -48,18 +52,39 @@ class TFRecordOptions:
 def opened(
     path: str | bytes | os.PathLike[str], compression: str | None, mode: str = "rb", level: int | None = None
 ) -> BinaryIO:
-    """Opens a file, through zlib where `compression` says so."""
+    """Opens a file, through zlib where `compression` says so; reading damaged data raises DataLossError."""
     level = 6 if level is None else level  # zlib's own default
-    if compression == "GZIP":
-        return gzip.open(path, mode, *([level] if mode == "wb" else []))  # type: ignore
-    file = open(path, mode)  # noqa: SIM115
-    if compression != "ZLIB":
-        return file  # type: ignore[return-value]
-    return _Deflating(file, level) if mode == "wb" else io.BufferedReader(_Inflating(file))  # type: ignore
+    file: Any = gzip.open(path, mode, level) if compression == "GZIP" else open(path, mode)  # noqa: SIM115
+    if compression == "ZLIB":
+        file = _Deflating(file, level) if mode == "wb" else io.BufferedReader(_Inflating(file), _CHUNK)
+    if compression is None or mode == "wb":
+        return file  # type: ignore[no-any-return]
+    return io.BufferedReader(_Inflated(file, path), _CHUNK)
+
+
+class _Inflated(io.RawIOBase):
+    """The content of a compressed file, whose errors name the file."""
+
+    def __init__(self, content: Any, path: str | bytes | os.PathLike[str]):
+        self._content, self._path = content, path
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            count: int = self._content.readinto1(buffer)  # the bytes before the damage are given
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataLossError(f"{os.fsdecode(self._path)!r} cannot be read: {error}") from error
+        return count
+
+    def close(self) -> None:
+        self._content.close()
+        super().close()
 
 
 class _Inflating(io.RawIOBase):
-    """What a file of zlib's format contains."""
+    """The content of a file of zlib's format."""
 
     def __init__(self, file: Any):
         self._file, self._inflate = file, zlib.decompressobj()
@@ -73,10 +98,7 @@ class _Inflating(io.RawIOBase):
             compressed = self._inflate.unconsumed_tail or self._file.read(1 << 16)
             if not compressed:
                 raise EOFError("the compressed data are cut off")
-            try:
-                out = self._inflate.decompress(compressed, len(buffer))
-            except zlib.error as error:
-                raise OSError(str(error)) from error
+            out = self._inflate.decompress(compressed, len(buffer))
         buffer[: len(out)] = out
         return len(out)
 

@@ -355,10 +355,7 @@ def _whole_records(file: BinaryIO, path: bytes, place: int, least: int = _CHUNK)
     wrong = _comparison()
     data, size = b"", least
     while True:
-        try:
-            more = file.read(size)
-        except (EOFError, OSError) as e:  # as gzip raises them
-            raise DataLossError(f"{os.fsdecode(path)!r} cannot be read: {e}") from e
+        more = file.read(size)
         data += more
         records, ends, missing = _whole_in(data)
         used = ends[-1]
@@ -375,7 +372,8 @@ def _whole_records(file: BinaryIO, path: bytes, place: int, least: int = _CHUNK)
             if used < len(data):
                 raise DataLossError(f"Truncated record at byte {place + used} of {os.fsdecode(path)!r}.")
             return
-        data, place, size = data[used:], place + int(used), max(least, missing)
+        # A length that is damaged asks for no more memory than the file has bytes.
+        data, place, size = data[used:], place + int(used), max(least, min(missing, max(len(data), _CHUNK)))
 
 
 def _whole_in(data: bytes) -> tuple[list[bytes], np.ndarray, int]:

@@ -90,7 +90,7 @@ class _Format:
             raise InvalidArgumentError(
                 f"{what if inside else 'Unquoted fields cannot have quotes/CRLFs inside'}: {line[:80]!r}"
             )
-        return next(self.reader(io.StringIO(line, newline="")), [])
+        return next(_read(self.reader(io.StringIO(line, newline="")), "A record"), [])
 
     def values(self, fields: list[str], where: str) -> list[Any]:
         """Returns the values of one record."""
@@ -189,7 +189,7 @@ class CsvDataset(Dataset):
         def rows(name: bytes) -> Iterator[Tree]:
             with io.TextIOWrapper(opened(name, kind), *_CODE, newline="") as file:
                 lines = form.reader(file)
-                for number, fields in enumerate(_read(lines, name)):
+                for number, fields in enumerate(_read(lines, repr(os.fsdecode(name)))):
                     if header and not number or not fields:
                         continue
                     if left_out:
@@ -206,11 +206,11 @@ class CsvDataset(Dataset):
         self._set_up(make, lambda probe: spec, UNKNOWN_CARDINALITY, files=len(names))
 
 
-def _read(lines: Iterator[list[str]], name: bytes) -> Iterator[list[str]]:
+def _read(lines: Iterator[list[str]], source: str) -> Iterator[list[str]]:
     try:
         yield from lines
     except csv.Error as error:
-        raise InvalidArgumentError(f"{os.fsdecode(name)!r} is no CSV file: {error}") from error
+        raise InvalidArgumentError(f"{source} is no CSV: {error}") from error
 
 
 _KINDS = tuple(np.dtype(x) for x in (np.int32, np.int64, np.float32, np.float64, object))
@@ -278,12 +278,14 @@ def make_csv_dataset(
 
     def head(name: str, count: int | None) -> list[list[str]]:
         with io.TextIOWrapper(opened(name, kind), *_CODE, newline="") as file:
-            return list(itertools.islice(form.reader(file), count))
+            return list(itertools.islice(_read(form.reader(file), repr(name)), count))
 
     if column_names is None:
         if not header:
             raise ValueError("`column_names` must be given where the files have no header.")
-        column_names = head(files[0], 1)[0]
+        column_names = next(iter(head(files[0], 1)), None)
+        if column_names is None:
+            raise InvalidArgumentError(f"Failed when reading the header line of {files[0]}. Is it an empty file?")
     names = list(column_names)
     chosen = range(len(names))
     if select_columns is not None:
@@ -294,6 +296,7 @@ def make_csv_dataset(
     if column_defaults is None:
         count = None if num_rows_for_inference is None else num_rows_for_inference + header
         sample = [row for name in files for row in head(name, count)[int(header) :] if row]
+        _check_lengths(sample, len(names))
         kinds = [max((_kind_of(row[i]) for row in sample if row[i] not in ("", na_value)), default=0) for i in chosen]
         column_defaults = [[b""] if k == 4 else np.zeros(1, _KINDS[k]) for k in kinds]
     elif select_columns is not None and len(column_defaults) == len(names) != len(chosen):
@@ -307,6 +310,14 @@ def make_csv_dataset(
     )  # fmt: skip
     lines = lines.ignore_errors() if ignore_errors else lines
     return _batches(lines, own, label_name, batch_size, num_epochs, shuffle, shuffle_buffer_size, shuffle_seed)
+
+
+def _check_lengths(rows: Sequence[Sequence[str]], expected: int) -> None:
+    for number, row in enumerate(rows):
+        if len(row) != expected:
+            raise InvalidArgumentError(
+                f"Problem inferring types: CSV row {number} has {len(row)} number of fields. Expected: {expected}."
+            )
 
 
 def _matching(file_pattern: Any) -> list[str]:

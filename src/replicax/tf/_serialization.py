@@ -199,7 +199,7 @@ def decode_json_example(json_examples: TensorLike, name: str | None = None) -> n
     def decoded(text: bytes) -> bytes:
         try:
             found: bytes = json_format.Parse(text, _protos.Example()).SerializeToString()
-        except json_format.ParseError as error:
+        except (json_format.ParseError, UnicodeDecodeError) as error:
             raise InvalidArgumentError(f"Error while parsing JSON: {error}") from error
         return found
 

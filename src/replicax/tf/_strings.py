@@ -172,9 +172,10 @@ def to_number(input: TensorLike, out_type: DTypeLike = np.float32, name: str | N
         try:
             if b"_" in x:  # Python accepts these
                 raise ValueError
-            return int(x) if dtype.kind == "i" else float(x)
-        except ValueError:
-            raise InvalidArgumentError(f"StringToNumberOp could not correctly convert string: {x.decode()}") from None
+            return dtype.type(int(x)) if dtype.kind == "i" else float(x)
+        except (ValueError, OverflowError):
+            text = x.decode(errors="replace")
+            raise InvalidArgumentError(f"StringToNumberOp could not correctly convert string: {text}") from None
 
     return _each(number, _strings(input), dtype=dtype)
 

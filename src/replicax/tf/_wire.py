@@ -343,10 +343,10 @@ class _Search:
         """Returns the number of the feature at a place, -1 for others, and where its value begins."""
         data = self.bytes
         size = data[place + 1]
-        if data[place] != 10 or size > 127 or data[place + 2 + size] != 18:
+        stop = place + 2 + size
+        if data[place] != 10 or size > 127 or data[stop : stop + 1] != b"\x12":  # a damaged size points past the end
             self.unusual[record] = True
             return -1, place
-        stop = place + 2 + size
         return self.numbers.get(data[place + 2 : stop], -1), stop + 1
 
     def _keep_alike(self, layout: _Layout, records: np.ndarray, places: np.ndarray, stops: np.ndarray) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import struct
 import zlib
 from typing import Any
@@ -12,14 +13,13 @@ import numpy as np
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
 from replicax._data.elements import Probe
-from replicax.tf._images import jpeg, libraries
+from replicax.tf._images import jpeg, libraries, png_chunks
 from replicax.tf._images.jpeg import content_of
 from replicax.tf._ops import as_array, convert_to_tensor, known
 from replicax.tf._types import DTypeLike, TensorLike
 
-_SIGNATURES = {b"\x89PNG\r\n\x1a\n": "PNG", b"GIF8": "GIF", b"BM": "BMP", b"RIFF": "WebP"}
+_SIGNATURES = {png_chunks.SIGNATURE: "PNG", b"GIF8": "GIF", b"BM": "BMP", b"RIFF": "WebP"}
 _WRONG_OP = "Trying to decode BMP format using a wrong op. Use tf.io.decode_bmp or tf.io.decode_image."
-_PNG = b"\x89PNG\r\n\x1a\n"
 # The weights of red, green and blue in gray, as libpng has them.
 _GRAY = np.asarray([9797, 19234, 3737], np.int64)
 
@@ -34,12 +34,11 @@ def format_of(content: bytes) -> str:
     return found
 
 
-def _opened(content: bytes) -> Any:
-    try:
-        image = libraries.pillow().open(io.BytesIO(content))
-        image.load()
-    except (OSError, SyntaxError, ValueError, struct.error, zlib.error) as error:
-        raise InvalidArgumentError(f"Invalid {format_of(content)} data, size {len(content)}: {error}") from error
+def _open(content: bytes, whole_stream: bool = False) -> Any:
+    image = libraries.pillow().open(io.BytesIO(content))
+    if whole_stream:  # so that the decoder sees the checksum behind the pixels
+        image.decodermaxblock = max(len(content), image.decodermaxblock)
+    image.load()
     return image
 
 
@@ -53,7 +52,7 @@ def _check_channels(channels: int) -> None:
 
 def _png(content: bytes, channels: int, wide: bool) -> np.ndarray:
     """Returns the pixels of a PNG file; `wide` for 16 bits a number."""
-    image = _opened(content)
+    image = _open(content, whole_stream=True)
     bits = content[24]
     if image.mode == "P":
         image = image.convert("RGBA" if "transparency" in image.info else "RGB")
@@ -128,7 +127,7 @@ def _bmp(content: bytes, channels: int) -> np.ndarray:
 
 
 def _frames(content: bytes, mode: str) -> np.ndarray:
-    image = _opened(content)
+    image = _open(content)
     frames = []
     for number in range(getattr(image, "n_frames", 1)):
         image.seek(number)
@@ -145,7 +144,7 @@ def _gif(content: bytes, channels: int) -> np.ndarray:
 def _webp(content: bytes, channels: int) -> np.ndarray:
     if channels not in (0, 3, 4):
         raise InvalidArgumentError("WebP only supports 3 or 4 channels")
-    own = 4 if _opened(content).mode == "RGBA" else 3
+    own = 4 if _open(content).mode == "RGBA" else 3
     if channels not in (0, own):
         raise InvalidArgumentError(f"Number of channels requested does not match input: {channels} and {own}.")
     return _frames(content, "RGB" if own == 3 else "RGBA")
@@ -154,11 +153,17 @@ def _webp(content: bytes, channels: int) -> np.ndarray:
 def _pixels(content: bytes, channels: int, wide: bool = False) -> np.ndarray:
     """Returns the pixels of a file of any format; those with frames have one more dimension in front."""
     kind = format_of(content)
-    if kind == "PNG":
-        return _png(content, channels, wide)
     if kind == "JPEG":
         return jpeg.decoded(content, channels)
-    return {"BMP": _bmp, "GIF": _gif, "WebP": _webp}[kind](content, channels)
+    libraries.pillow()  # raises ImportError where it is missing
+    try:
+        if kind == "PNG":
+            return _png(png_chunks.check(content), channels, wide)
+        return {"BMP": _bmp, "GIF": _gif, "WebP": _webp}[kind](content, channels)
+    except InvalidArgumentError:
+        raise
+    except Exception as error:  # for damaged files Pillow raises IndexError, struct.error and others
+        raise InvalidArgumentError(f"Invalid {kind} data, size {len(content)}: {error}") from error
 
 
 def _converted(pixels: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -303,6 +308,4 @@ def _png_file(pixels: np.ndarray, compression: int) -> bytes:
     kind = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
     header = struct.pack(">IIBBBBB", width, height, pixels.itemsize * 8, kind, 0, 0, 0)
     chunks = (b"IHDR", header), (b"IDAT", zlib.compress(lines, compression)), (b"IEND", b"")
-    return _PNG + b"".join(
-        struct.pack(">I", len(data)) + tag + data + struct.pack(">I", zlib.crc32(tag + data)) for tag, data in chunks
-    )
+    return png_chunks.SIGNATURE + b"".join(itertools.starmap(png_chunks.write_chunk, chunks))
