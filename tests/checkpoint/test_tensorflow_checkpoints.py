@@ -283,6 +283,30 @@ def test_a_manager_falls_back_to_an_older_one_and_goes_on_in_the_folder(tmp_path
         assert rx.train.latest_checkpoint(folder) == path
 
 
+@pytest.mark.parametrize("damaged", ["newest", "all"])
+def test_a_manager_finds_older_checkpoints_that_tensorflows_list_omits(tmp_path, damaged):
+    folder = tmp_path / "run"
+    shutil.copytree(RECORDED / "module", folder)
+    newest = 'model_checkpoint_path: "ckpt-2"\nall_model_checkpoint_paths: "ckpt-2"\n'  # as tf.train.Checkpoint.save
+    (folder / "checkpoint").write_text(newest)
+    for index in [folder / "ckpt-2.index"] if damaged == "newest" else folder.glob("*.index"):
+        index.write_bytes(index.read_bytes()[:-9])
+    step = rx.Variable(np.int32(0))
+    manager = rx.train.CheckpointManager(Checkpoint(step=step), folder, max_to_keep=2)
+    with pytest.warns(UserWarning, match="passed over for an older one.*ckpt-"):
+        if damaged == "all":
+            assert rx.train.latest_checkpoint(folder) is manager.latest_checkpoint is None
+            with pytest.raises(rx.CheckpointError, match="Move them elsewhere"):
+                manager.restore_or_initialize()
+            return
+        older = str(folder / "ckpt-1")
+        assert rx.train.latest_checkpoint(folder) == manager.latest_checkpoint == older
+        assert manager.restore_or_initialize() == older and int(step) == 2
+    manager.checkpoint.restore(older).expect_partial()  # the rest of the model is not here
+    manager.save()
+    assert rx.train.latest_checkpoint(folder) == manager.latest_checkpoint == str(folder / "ckpt-2")
+
+
 def test_a_saved_model_is_read_by_its_folder(tmp_path):
     (tmp_path / "model" / "variables").mkdir(parents=True)
     (tmp_path / "model" / "saved_model.pb").touch()

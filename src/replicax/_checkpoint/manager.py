@@ -219,12 +219,19 @@ class CheckpointManager:
         >>> manager.latest_checkpoint is None, manager.save() == manager.latest_checkpoint
         (True, True)
         """
-        for path in reversed(self._paths or self._others):
+        for path in self._newest_first():
             if path not in self._checked:
                 self._checked[path] = lists.newest_undamaged([path]) is not None
             if self._checked[path]:
                 return path
         return None
+
+    def _newest_first(self) -> Iterator[str]:
+        """Yield the listed checkpoints, then those that the folder has besides, such as all but TensorFlow's newest."""
+        listed = self._paths or self._others
+        yield from reversed(list(listed))
+        in_folder = lists.numbered_checkpoints(self._directory, self._name if self._paths else None)
+        yield from reversed([path for path in in_folder if path not in listed])
 
     def save(self, checkpoint_number: object = None, check_interval: bool = True, options: object = None) -> str | None:
         """Saves, and deletes what is not to be kept.
@@ -310,7 +317,7 @@ class CheckpointManager:
         (True, True)
         """
         damaged: CheckpointError | None = None
-        for path in reversed(list(self._paths or self._others)):
+        for path in self._newest_first():
             try:
                 self._checkpoint._read(path, "restore", counting=True, exactly=True)
             except FileNotFoundError:
@@ -331,7 +338,7 @@ class CheckpointManager:
             return path
         if damaged is not None:
             raise CheckpointError(
-                f"None of the checkpoints in {self._directory} is whole. Delete them to begin anew. "
+                f"None of the checkpoints in {self._directory} is whole. Move them elsewhere to begin anew. "
                 f"See {doc_pages.page('how-to/checkpoints#guarantees')}."
             ) from damaged
         if self._init_fn is not None:
