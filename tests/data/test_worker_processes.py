@@ -3,6 +3,7 @@
 import gc
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -115,15 +116,32 @@ def test_an_error_is_raised_in_its_place():
     assert [int(x) for x in in_processes(R(6), failing).ignore_errors()] == [0, 1, 2, 4, 5]
 
 
-def test_elements_of_a_lost_process_are_made_here():
-    def killed(x):
+@pytest.mark.parametrize(
+    ("number", "report"), [(signal.SIGKILL, r"has ended \(killed by signal 9\)"), (signal.SIGSTOP, "was stopped")]
+)
+def test_a_process_that_is_killed_or_stopped_is_named_and_replaced(caplog, number, report):
+    def function(x):
         if int(x) == 5 and os.getpid() != HERE:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
+        return x, os.getpid()
+
+    samples = list(in_processes(R(200), function).as_numpy_iterator())
+    assert [int(x) for x, _ in samples] == list(range(200))
+    first, last = int(samples[0][1]), int(samples[-1][1])
+    assert HERE not in (first, last) and first != last
+    (message,) = caplog.messages
+    assert re.fullmatch(rf"`map_func` .*: process {first} {report}\. Another one replaces it; no .*", message), message
+
+
+def test_a_function_that_ends_each_process_is_called_here(caplog):
+    def function(x):
+        if os.getpid() != HERE:
+            os._exit(3)
         return x
 
-    dataset = in_processes(R(40), killed)
-    for _ in range(2):
-        assert [int(x) for x in dataset] == list(range(40))
+    assert [int(x) for x in in_processes(R(40), function)] == list(range(40))
+    assert [message.count("(exit status 3)") for message in caplog.messages] == [1, 1, 1]
+    assert "is called in this process, and in no other" in caplog.messages[-1]
 
 
 def test_a_restored_iterator_goes_on():

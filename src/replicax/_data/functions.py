@@ -298,7 +298,9 @@ class _Elsewhere:
     def __call__(self, group: list[tuple[Any, Exception | None]]) -> list[tuple[Any, Exception | None]]:
         goes = [self._goes(*member) for member in group]
         elements = [item for (item, _), there in zip(group, goes) if there]
-        answers = iter(self._processes.call(self._draws, elements) if elements else ())
+        results = self._processes.call(self._draws, elements) if elements else []
+        is_lost = results is None  # the elements are computed here, which says nothing about the function
+        answers = iter([None] * len(elements) if results is None else results)
         found: list[tuple[Any, Exception | None]] = []
         rows = 0  # of a block, whose elements follow
         for member, there in zip(group, goes):
@@ -311,7 +313,7 @@ class _Elsewhere:
                 rows = (answer[1] or 1) - 1
                 continue
             found += _of_group(self._here, [member])
-            if there and found[-1][1] is None:
+            if there and not is_lost and found[-1][1] is None:
                 self._processes.give_up("other processes cannot do all that it does")
         return found
 

@@ -18,27 +18,23 @@ import os
 import pickle
 import queue
 import subprocess
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
-from replicax._base import progress
-from replicax._base.types import Leaf, Tree
 from replicax._data import by_value, process_link
-from replicax._data.by_value import CannotShip, pickled
+from replicax._data.by_value import CannotShip
 from replicax._data.process_link import Lost
-from replicax._data.shared_memory import Place, Reader, new_file
+from replicax._data.worker_process import VARIABLE, Failed, Group, Job, Process, Result
 
-# How many processes AUTOTUNE stands for, also for functions of `tf.data` that ask for none; 0 is for none at all.
-VARIABLE = "REPLICAX_INPUT_PROCESSES"
 _MOST = 16  # of those that AUTOTUNE asks for; each takes some 300 MB
 # Seconds of the processor after which a function of `tf.data` is worth the start of processes.
 WORTHWHILE = 3.0
 _CALLS = 4  # between two looks at what a function changes
+_MOST_LOSSES = 3  # processes that are lost one after the other, without a result between them
 _START_LIMIT = 300.0  # seconds that processes may take to start
 # The most elements that a process takes at a time, and about how many bytes their results may have.
 _TOGETHER, _TOGETHER_BYTES = 32, 1 << 21
@@ -47,97 +43,8 @@ _CONFIGURATION = (
     "jax_enable_x64", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_default_matmul_precision",
     "jax_default_prng_impl", "jax_threefry_partitionable", "jax_debug_nans", "jax_debug_infs",
 )  # fmt: skip
-_NOT_HANDED_ON = ("JAX_NUM_CPU_DEVICES", "REPLICAX_VIRTUAL_DEVICES", "TF_CONFIG")
-
-# Elements with their numbers, and what they become: a tree and how many rows it has, None for an element by itself.
-_Group: TypeAlias = Sequence[tuple[int, Tree]]
-_Result: TypeAlias = tuple[Tree, int | None]
 
 _log = logging.getLogger("replicax.data")
-
-
-class _Failed(Exception):
-    """A process cannot make a function of its job, or this one has no use for its results: it says why."""
-
-
-class _Job:
-    """A function as it is sent to processes."""
-
-    _numbers = itertools.count()
-
-    def __init__(self, data: bytes):
-        self.number, self.data = next(self._numbers), data
-        weakref.finalize(self, _ended_jobs.add, self.number).atexit = False
-
-
-_ended_jobs: set[int] = set()  # the numbers of those that nobody needs any more
-
-
-class _Process:
-    """A process and the link to it, which one thread uses at a time."""
-
-    def __init__(self) -> None:
-        self.link, theirs = process_link.pair()
-        memory = new_file()
-        with theirs:
-            try:
-                self.process = _started(theirs.fileno(), memory)
-            except BaseException:
-                os.close(memory)
-                raise
-        self._reader = Reader(memory)
-        self._known: set[int] = set()  # the numbers of the jobs that it has
-
-    def call(self, job: _Job, reading: int | None, group: _Group, words: Callable[[Any], Any]) -> list[_Result | None]:
-        """Returns the results for a group; None in place of what it could not do.
-
-        Raises:
-            Lost: the process has ended.
-            CannotShip: the elements cannot be sent.
-            _Failed: it cannot make the function.
-        """
-        request = pickled(list(group))
-        ended = self._known & _ended_jobs
-        self._known -= ended
-        data = None if job.number in self._known else job.data
-        head = pickle.dumps((job.number, data, ended, reading, self._reader.unused()))
-        self._known.add(job.number)
-        self.link.send(head)
-        self.link.send(request)
-        while True:
-            message = self.link.receive()
-            try:
-                answer = pickle.loads(message)
-            except Exception as error:  # such as a class that this process does not have
-                raise _Failed(f"its results cannot be read: {error}") from error
-            if isinstance(answer, list):
-                break
-            if answer[0] == "failed":
-                self._known.discard(job.number)
-                raise _Failed(answer[1])
-            self.link.send(pickle.dumps(words(answer[1])))
-        return [None if found is None else (self._whole(found[0]), found[1]) for found in answer]
-
-    def _whole(self, tree: Tree) -> Tree:
-        def array(leaf: Leaf) -> Leaf:
-            return self._reader.array(leaf) if isinstance(leaf, Place) else leaf
-
-        return jax.tree.map(array, tree, is_leaf=lambda leaf: isinstance(leaf, Place))
-
-
-def _started(link: int, memory: int) -> subprocess.Popen[bytes]:
-    code = (
-        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "  # Ctrl-C is for the program
-        f"import sys; sys.path[:] = {ascii([*map(str, sys.path)])}; "
-        f"from replicax._data.worker_main import main; main({link}, {memory})"
-    )
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    environment = {key: value for key, value in os.environ.items() if key not in _NOT_HANDED_ON}
-    environment |= {"JAX_PLATFORMS": "cpu", VARIABLE: "0", progress.VARIABLE: "0"}
-    return subprocess.Popen(
-        [sys.executable, *flags, "-c", code],
-        env=environment, stdin=subprocess.DEVNULL, pass_fds=[link, memory],
-    )  # fmt: skip
 
 
 class _Pool:
@@ -145,16 +52,17 @@ class _Pool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._all: list[_Process] = []
-        self._starting: list[_Process] = []
-        self._idle: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()  # None: they are lost
+        self._all: list[Process] = []
+        self._starting: list[Process] = []
+        self._idle: queue.SimpleQueue[Process | None] = queue.SimpleQueue()  # None: they are lost
         self.is_lost = False
+        self._losses = 0  # since the last result
 
     def start(self, count: int) -> None:
         """Starts processes until there are as many."""
         with self._lock:
             while len(self._all) < count:
-                process = _Process()
+                process = Process()
                 self._all.append(process)
                 self._starting.append(process)
 
@@ -163,32 +71,58 @@ class _Pool:
         with self._lock:
             for process in list(self._starting):
                 if process.link.has_message(seconds):
-                    process.link.receive()
+                    process.wait_until_ready()
                     self._starting.remove(process)
                     self._idle.put(process)
             return not self._starting
 
-    def call(self, job: _Job, reading: int | None, group: _Group, words: Callable[[Any], Any]) -> list[_Result | None]:
-        """Has an idle process compute a group, see `_Process.call`. Once one is lost, all are."""
+    def call(self, job: Job, reading: int | None, group: Group, words: Callable[[Any], Any]) -> list[Result | None]:
+        """Has an idle process compute a group, see `Process.call`.
+
+        Raises:
+            Lost: the process was lost, which the message says. Another one replaces it, unless `is_lost` is True.
+        """
         process = self._idle.get()
+        if process is None:
+            self._idle.put(None)
+            raise Lost("a process has ended")
         try:
-            if process is None:
-                raise Lost
             found = process.call(job, reading, group, words)
-        except (CannotShip, _Failed):
+        except (CannotShip, Failed):
             self._idle.put(process)
             raise
+        except Lost as error:
+            raise Lost(self._replace(process)) from error
         except BaseException:  # also an interrupt: an answer is still on its way
-            self.is_lost = True
-            self._idle.put(None)
+            self._give_up()
             raise
+        self._losses = 0
         self._idle.put(process)
         return found
 
-    def close(self, patience: float | None = None) -> None:
-        """Has all processes end, each after the call at which it is; waits for them."""
+    def _replace(self, process: Process) -> str:
+        """Start a process in place of a lost one, and return what had happened to that."""
+        what = process.end()
+        with self._lock:
+            self._losses += 1
+            if self.is_lost or self._losses >= _MOST_LOSSES:
+                self._give_up()
+                return what
+            try:
+                self._all[self._all.index(process)] = new = Process()
+            except Exception as error:
+                self._give_up()
+                return f"{what}, and no other process could be started: {error}"
+        self._idle.put(new)
+        return what
+
+    def _give_up(self) -> None:
         self.is_lost = True
         self._idle.put(None)
+
+    def close(self, patience: float | None = None) -> None:
+        """Has all processes end, each after the call at which it is; waits for them."""
+        self._give_up()
         for process in self._all:
             process.link.close()
         for process in self._all:
@@ -285,9 +219,10 @@ class Processes:
     def __init__(self, role: str, job: Callable[[], bytes], count: int, at_once: bool):
         self._role, self._make_job, self.count, self._at_once = role, job, count, at_once
         self.together = 1  # how many elements a process takes at a time
+        self._level = logging.WARNING if at_once else logging.INFO
         self._lock = threading.RLock()
         self._pool: _Pool | None = None
-        self._job: _Job | None = None
+        self._job: Job | None = None
         self._spent = 0.0
         self._seen: tuple[bytes, bytes] | None = None
         self._calls = 0  # since then
@@ -309,7 +244,7 @@ class Processes:
                     raise TypeError(f"{self._role} cannot run in other processes: {error}.") from error
                 return self.give_up(str(error))
             if self._job is None or self._job.data != data:
-                self._job = _Job(data)
+                self._job = Job(data)
             if self._pool is None or self._pool.is_lost:
                 self._start()
 
@@ -337,7 +272,7 @@ class Processes:
             elif now != self._seen:
                 self.give_up("it changes what it refers to, or draws with NumPy's or Python's random numbers")
             else:
-                self._job = _Job(now[0])
+                self._job = Job(now[0])
                 self._start()
 
     def give_up(self, why: str) -> None:
@@ -345,8 +280,7 @@ class Processes:
         with self._lock:
             if not self._is_over:
                 self._is_over, self._pool, self._seen, self._job = True, None, None, None
-                level = logging.WARNING if self._at_once else logging.INFO
-                _log.log(level, "%s is called in this process, and in no other: %s.", self._role, why)
+                _log.log(self._level, "%s is called in this process, and in no other: %s.", self._role, why)
 
     def are_ready(self) -> bool:
         """Returns whether the processes take calls; waits for them if they are to be there at once."""
@@ -362,19 +296,22 @@ class Processes:
             self.give_up("a process has ended")
         return False
 
-    def call(self, draws: Any, group: _Group) -> list[_Result | None]:
-        """Returns the results of a group; None in place of those that are to be computed here."""
+    def call(self, draws: Any, group: Group) -> list[Result | None] | None:
+        """Return the results of a group: None in place of what no process can do, None alone if a process was lost."""
         pool, job = self._pool, self._job
-        here: list[_Result | None] = [None] * len(group)
+        here: list[Result | None] = [None] * len(group)
         if pool is None or job is None or _is_fork:
             return here
         reading = None if draws is None else _number_of(draws)
         try:
             found = pool.call(job, reading, group, lambda tag: draws.words(tag))
-        except Lost:
-            self.give_up("a process has ended")
-            return here
-        except (CannotShip, _Failed) as error:
+        except Lost as error:
+            if pool.is_lost:
+                self.give_up(str(error))
+            else:
+                _log.log(self._level, "%s: %s. Another one replaces it; no element is lost.", self._role, error)
+            return None
+        except (CannotShip, Failed) as error:
             self.give_up(str(error))
             return here
         size = sum(leaf.nbytes for result in found if result is not None for leaf in jax.tree.leaves(result[0]))
