@@ -174,6 +174,10 @@ def test_names_of_topologies():
     for large in ("v5e:32x8", "v5e:2x2x2", "v5p:16x20x24"):
         with pytest.raises(ValueError, match=f"There is no {large}: the largest slice of .* is"):
             parse(large)
-    for wrong in ("v5e", "v9:2x2", "v5e:0x4", "gpu:8", 0, True, "8x"):
+    assert parse(np.int64(8)) == parse("cpu:008") == parse(8) and parse(8192).size == 8192
+    for many in (8193, 10**9, 10**5000, "9" * 5000, "cpu:8193"):
+        with pytest.raises(ValueError, match="at most 8192 virtual CPU devices, got"):
+            parse(many)
+    for wrong in ("v5e", "v9:2x2", "v5e:0x4", "gpu:8", 0, -1, True, "8x", None, 2.5, b"2", [2]):
         with pytest.raises(ValueError, match="such as 'v5e:2x4'"):
             parse(wrong)

@@ -147,8 +147,9 @@ def test_the_memory_is_what_the_compiler_says_of_the_step_that_runs(options):
     assert memory.temporaries == pytest.approx(found.temp_size_in_bytes, rel=0.01)
 
 
-def test_sharded_state_is_divided_by_the_planned_replicas():
-    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"], shard_optimizer_state=True)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_sharded_state_is_divided_by_the_planned_replicas(replicas):
+    strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(replicas)], shard_optimizer_state=True)
     with strategy.scope():
         w = rx.Variable(jnp.zeros((64, 1024)), name="w")
         optimizer = rx.Optimizer(optax.sgd(0.1, momentum=0.9), [w])
@@ -238,6 +239,35 @@ def test_steps_that_have_no_program_are_refused():
         v = rx.Variable(0.0, aggregation=rx.VariableAggregation.ONLY_FIRST_REPLICA)
     with pytest.raises(PlanError, match="CentralStorageStrategy"):
         lowered(rx.function(lambda: central.run(lambda: v.assign_add(1.0))))
+
+
+def print_sum(x):
+    jax.debug.print("{}", jnp.sum(x))
+
+
+def call_back(x):
+    return jax.pure_callback(lambda total: total, jax.ShapeDtypeStruct((), jnp.float32), jnp.sum(x))
+
+
+def call_back_in_loop(x):
+    return jax.lax.fori_loop(0, 3, lambda _, total: total + call_back(x), 0.0)
+
+
+@pytest.mark.parametrize("body", [print_sum, call_back, call_back_in_loop])
+@pytest.mark.parametrize("replicas", [0, 2])
+def test_steps_that_call_python_are_refused(body, replicas):
+    strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(replicas)]) if replicas else None
+    step = rx.function(body if strategy is None else lambda x: strategy.run(body, args=(x,)))
+    with pytest.raises(
+        PlanError, match=r"calls Python while it runs, by (debug_print|pure_callback) in .*test_plan.py"
+    ):
+        lowered(step, jnp.ones((4, 4)))
+
+
+@pytest.mark.parametrize("batch", ["abc", b"abc", None])
+def test_batches_without_arrays_are_refused(batch):
+    with pytest.raises(PlanError, match="`batch` is the step's arguments: .* got"):
+        rx.plan(rx.function(lambda x: x[0]), batch, topology=2)
 
 
 def test_without_a_compiler_for_tpus_it_says_where_to_get_one(monkeypatch, tmp_path):

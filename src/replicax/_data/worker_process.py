@@ -51,7 +51,7 @@ class Process:
     """A process and the link to it, which one thread uses at a time.
 
     Attributes:
-        is_ready: whether the process has said that it takes calls.
+        is_ready: whether the process takes calls.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Process:
         self._was_stopped = is_stopped
 
     def end(self) -> str:
-        """End a lost process, and return what had happened to it."""
+        """End a lost process, and return a report about it."""
         is_stopped = _is_stopped(self.process.pid)
         self.link.close()
         self.process.kill()  # changes nothing for a process that is ending
@@ -86,7 +86,7 @@ class Process:
         return f"process {self.process.pid} {'was stopped' if is_stopped else f'has ended ({cause})'}"
 
     def wait_until_ready(self) -> None:
-        """Wait for the first message of the process, which says that it takes calls."""
+        """Wait for the process to start: its first message says that it takes calls."""
         if not self.is_ready:
             self.link.receive()
             self.is_ready = True

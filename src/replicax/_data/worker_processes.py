@@ -101,20 +101,20 @@ class _Pool:
         return found
 
     def _replace(self, process: Process) -> str:
-        """Start a process in place of a lost one, and return what had happened to that."""
-        what = process.end()
+        """Start a process in place of a lost one, and return a report about the lost one."""
+        report = process.end()
         with self._lock:
             self._losses += 1
             if self.is_lost or self._losses >= _MOST_LOSSES:
                 self._give_up()
-                return what
+                return report
             try:
                 self._all[self._all.index(process)] = new = Process()
             except Exception as error:
                 self._give_up()
-                return f"{what}, and no other process could be started: {error}"
+                return f"{report}, and no other process could be started: {error}"
         self._idle.put(new)
-        return what
+        return report
 
     def _give_up(self) -> None:
         self.is_lost = True

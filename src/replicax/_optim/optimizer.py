@@ -227,7 +227,7 @@ class Optimizer:
 
     def _is_sharded(self) -> bool:
         extended = getattr(self._strategy, "extended", None)
-        if extended is None or not extended._shards_optimizer_state or self._strategy.num_replicas_in_sync == 1:
+        if extended is None or not extended._shards_optimizer_state:
             return False
         for variable in self._flat:
             if not isinstance(variable, MirroredVariable) or variable.distribute_strategy is not self._strategy:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from replicax._base import doc_pages, tracebacks
+from replicax._base.messages import received
 from replicax._base.planning import PlanError
 from replicax._base.progress import progress
 from replicax._base.types import Tree
@@ -56,7 +57,7 @@ def plan(step: Callable[..., Tree], batch: Tree = (), *, topology: str | int | S
       all-reduce                       1 (0), 4 B
     ...
     """
-    named = [topology] if isinstance(topology, (str, int)) else list(topology)
+    named = list(topology) if isinstance(topology, Iterable) and not isinstance(topology, (str, bytes)) else [topology]
     topologies = [chips.parse(each) for each in named]
     if not topologies:
         raise PlanError("`topology` is an empty list. Name at least one topology, such as 'v5e:2x4' or 8.")
@@ -78,8 +79,13 @@ def arguments(batch: Tree) -> tuple[Tree, ...]:
     """Returns the step's arguments for a `batch` of `plan`; in place of a dataset or an iterator, its next element.
 
     Raises:
-        PlanError: there is no next element.
+        PlanError: there is no next element, or `batch` has no arrays.
     """
+    if batch is None or isinstance(batch, (str, bytes)):
+        raise PlanError(
+            f"`batch` is the step's arguments: arrays, specs of them, or a dataset; got {received(batch)}. Pass () for "
+            "a step without arguments, and a tuple for arguments of other types."
+        )
     try:
         if isinstance(batch, DistributedDataset):
             batch = next(iter(batch))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from dataclasses import dataclass
+from typing import SupportsIndex
 
+from replicax._base.messages import received
 from replicax._base.planning import PlanError
 
 _TOPOLOGY = re.compile(r"(v\d+[a-z]*):(\d+(?:x\d+)*)")
 _DEVICES = re.compile(r"(?:cpu:)?(\d+)")
+MOST_DEVICES = 8192  # as many as the largest slice of TPUs has; a plan takes longer with each device
 
 
 @dataclass(frozen=True)
@@ -75,24 +79,29 @@ class Topology:
         return None if self.chip is None else self.chip.memory / self.chip.cores
 
 
-def parse(topology: str | int) -> Topology:
+def parse(topology: str | SupportsIndex) -> Topology:
     """Returns the topology of this name, or of this number of CPU devices.
 
     Raises:
-        PlanError: there is no such topology.
+        PlanError: there is no such topology, or it has more devices than a plan can have.
 
     >>> parse("v5p:2x2x4").size, parse(8).name
     (16, 'cpu:8')
     """
-    text = str(topology)
-    if (match := _DEVICES.fullmatch(text)) and int(match[1]) > 0 and not isinstance(topology, bool):
-        return Topology(f"cpu:{int(match[1])}", int(match[1]), None)
+    text = topology if isinstance(topology, str) else _digits(topology)
+    if (match := _DEVICES.fullmatch(text)) and (digits := match[1].lstrip("0")):
+        if len(digits) > len(str(MOST_DEVICES)) or int(digits) > MOST_DEVICES:
+            raise PlanError(
+                f"A plan has at most {MOST_DEVICES} virtual CPU devices, got {text[:40]}. Plan for fewer: what a "
+                "device holds and sends changes little from there on."
+            )
+        return Topology(f"cpu:{digits}", int(digits), None)
     match = _TOPOLOGY.fullmatch(text)
     grid = [int(side) for side in match[2].split("x")] if match else [0]
     if match is None or match[1] not in CHIPS or not all(grid):
         raise PlanError(
             f"A topology is a kind of TPU and the grid of its chips, such as 'v5e:2x4' or 'v5p:4x4x8', or a number of "
-            f"virtual CPU devices, such as 8 or 'cpu:8'; got {topology!r}. The kinds are {', '.join(CHIPS)}."
+            f"virtual CPU devices, such as 8 or 'cpu:8'; got {received(topology)}. The kinds are {', '.join(CHIPS)}."
         )
     chip = CHIPS[match[1]]
     sides = sorted([1] * (len(chip.most) - len(grid)) + grid)
@@ -100,3 +109,12 @@ def parse(topology: str | int) -> Topology:
         most = "x".join(map(str, chip.most))
         raise PlanError(f"There is no {text}: the largest slice of {chip.name} is {chip.name}:{most} ({chip.source}).")
     return Topology(text, math.prod(grid) * chip.cores, chip)
+
+
+def _digits(topology: SupportsIndex) -> str:
+    """Return a number as text, and an empty text for another object."""
+    try:
+        number = 0 if isinstance(topology, bool) else operator.index(topology)
+    except TypeError:
+        return ""
+    return str(min(number, 10**40))  # Python refuses to write numbers of more than 4,300 digits

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
+import jax.extend.core as jex
 import numpy as np
 from jax import export
 from jax.sharding import NamedSharding
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from replicax._base import doc_pages, nest
+from replicax._base.jax_internals import callback_of, users_line
+from replicax._base.jaxprs import equations
 from replicax._base.planning import PlanError
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import Leaf, Tree
@@ -140,6 +143,7 @@ class Step:
         program = Program(self.name, tracing.level, jaxpr, call, tracing.reads, tracing.results)
         groups = program.arguments(call)
         tracing.close()
+        self._refuse_callbacks(jaxpr)
         exported = export.export(program.compiled, platforms=[topology.platform])(*groups)
         flat = [leaf for group in groups for leaf in group]
         mesh = self.mesh
@@ -152,6 +156,16 @@ class Step:
             replicas,
             _inputs(program, [*groups[4], *groups[5]], replicas),
         )
+
+    def _refuse_callbacks(self, jaxpr: jex.ClosedJaxpr) -> None:
+        """Raise PlanError if the step calls Python while it runs: another process cannot compile such a program."""
+        for eqn in equations(jaxpr):
+            if callback_of(eqn) is not None:
+                raise PlanError(
+                    f"{self.name} cannot be planned: it calls Python while it runs, by {eqn.primitive.name} in "
+                    f"{users_line(eqn)}. Leave out what prints, asserts or calls back to plan the step. "
+                    f"See {doc_pages.page('how-to/planning#what-cannot-be-planned')}."
+                )
 
 
 class _Planning(Tracing):
