@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import textwrap
+import warnings
 
 import pytest
 
@@ -25,10 +26,25 @@ def home(monkeypatch, tmp_path):
 
 def test_the_secret_and_the_file_of_the_environment(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("the secret of the file\n")
+    (tmp_path / "file").chmod(0o600)
     monkeypatch.setenv(secret.SECRET_FILE, str(tmp_path / "file"))
     assert job_secret(THERE) == b"the secret of the file"
     monkeypatch.setenv(secret.SECRET, "of the environment")
     assert job_secret(THERE) == b"of the environment"
+
+
+@pytest.mark.parametrize("mode", ["0644", "0640", "0604", "0660", "0600", "0400"])
+def test_a_secret_file_that_other_users_can_open_is_warned_of(monkeypatch, tmp_path, mode):
+    path = tmp_path / "the file"
+    path.write_text("the secret of the file")
+    path.chmod(int(mode, 8))
+    monkeypatch.setenv(secret.SECRET_FILE, str(path))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert job_secret(THERE) == b"the secret of the file"
+    texts = [str(warning.message) for warning in caught]
+    assert len(texts) == (mode not in ("0600", "0400"))
+    assert all(f"(mode {mode})" in text and f"`chmod 600 '{path}'`" in text for text in texts)
 
 
 def test_none_turns_it_off_with_a_warning_each_time(monkeypatch):
@@ -53,6 +69,7 @@ def test_a_secret_that_can_be_guessed_is_refused(name, monkeypatch, tmp_path):
     def give(text):
         path = tmp_path / "file"
         path.write_text(text)
+        path.chmod(0o600)
         monkeypatch.setenv(name, text if name == secret.SECRET else str(path))
 
     give("x" * 16)

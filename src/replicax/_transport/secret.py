@@ -13,6 +13,7 @@ import hashlib
 import ipaddress
 import os
 import secrets
+import shlex
 import stat
 import tempfile
 import warnings
@@ -90,12 +91,20 @@ def is_loopback(address: str) -> bool:
 
 def _of_file(path: str) -> bytes:
     try:
-        found = Path(path).read_bytes().strip()
+        with open(path, "rb") as file:
+            secret, mode = file.read().strip(), os.fstat(file.fileno()).st_mode
     except OSError as error:
         raise JobError(f"The file that {SECRET_FILE} names cannot be read: {error}. {HOW}") from error
-    if not found:
+    if not secret:
         raise JobError(f"The file that {SECRET_FILE} names, {path!r}, is empty. {HOW}")
-    return _long_enough(found, f"in the file that {SECRET_FILE} names, {path!r},")
+    if os.name == "posix" and mode & 0o077:  # a warning, since platforms' stores of secrets make files of mode 0644
+        warnings.warn(
+            f"The file that {SECRET_FILE} names, {path!r}, is open to other users of this machine (mode "
+            f"{stat.S_IMODE(mode):04o}), and whoever has the secret can run code in the job. Expected mode 0600: "
+            f"`chmod 600 {shlex.quote(path)}`.",
+            stacklevel=2,
+        )
+    return _long_enough(secret, f"in the file that {SECRET_FILE} names, {path!r},")
 
 
 def _long_enough(secret: bytes, where: str) -> bytes:
