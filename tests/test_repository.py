@@ -60,6 +60,36 @@ def test_every_public_name_is_documented(namespace):
     assert not undocumented, f"Without a docstring: {undocumented}"
 
 
+WALK = """
+import inspect, re, types
+seen, docs, waiting = set(), {}, [ROOT]
+while waiting:
+    owner = waiting.pop()
+    for name, value in inspect.getmembers(owner):
+        if name.startswith("_") or id(value) in seen or not (callable(value) or isinstance(value, types.ModuleType)):
+            continue
+        home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+        if not str(home).startswith("replicax"):
+            continue
+        seen.add(id(value))
+        docs[home, name] = inspect.getdoc(value) or ""
+        if inspect.isclass(value) or inspect.ismodule(value):
+            waiting.append(value)
+private = [name for name, text in docs.items() if re.search(r"(import|from) replicax\\._", text)]
+assert not private and len(docs) > LEAST, (private, len(docs))
+"""
+
+
+def test_no_public_docstring_shows_private_modules(run_python, run_tf):
+    for run, start, least in ((run_python, "import replicax\nROOT = replicax", 300), (run_tf, "ROOT = tf", 1200)):
+        done = run(f"{start}\nLEAST = {least}\n{WALK}")
+        assert done.returncode == 0, done.stderr
+    run_tf("""
+text = tf.autograph.experimental.set_loop_options.__doc__
+assert "tf.autograph.experimental.set_loop_options" in text and "malt" not in text, text
+""")
+
+
 def public_objects(namespace: types.ModuleType, prefix: str) -> Iterator[tuple[str, object]]:
     """Yields the public names of a namespace of replicax, and of the namespaces and classes in it, with their objects.
 

@@ -13,8 +13,8 @@ class TypeSpec:
 
     A subclass has `value_type`, and `_serialize()` returns what the spec consists of: the arguments of its class.
 
-    >>> from replicax._base.specs import TensorSpec
-    >>> one, other = TensorSpec([2, 3]), TensorSpec([2, None])
+    >>> import replicax as rx
+    >>> one, other = rx.TensorSpec([2, 3]), rx.TensorSpec([2, None])
     >>> one.is_subtype_of(other), other.is_subtype_of(one)
     (True, False)
     """

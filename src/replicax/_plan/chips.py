@@ -6,7 +6,7 @@ import math
 import operator
 import re
 from dataclasses import dataclass
-from typing import SupportsIndex
+from typing import Any
 
 from replicax._base.messages import received
 from replicax._base.planning import PlanError
@@ -79,7 +79,7 @@ class Topology:
         return None if self.chip is None else self.chip.memory / self.chip.cores
 
 
-def parse(topology: str | SupportsIndex) -> Topology:
+def parse(topology: Any) -> Topology:
     """Returns the topology of this name, or of this number of CPU devices.
 
     Raises:
@@ -111,7 +111,7 @@ def parse(topology: str | SupportsIndex) -> Topology:
     return Topology(text, math.prod(grid) * chip.cores, chip)
 
 
-def _digits(topology: SupportsIndex) -> str:
+def _digits(topology: Any) -> str:
     """Return a number as text, and an empty text for another object."""
     try:
         number = 0 if isinstance(topology, bool) else operator.index(topology)

@@ -152,11 +152,10 @@ def do_not_convert(func: None = None) -> Callable[[Callable[_P, _R]], Callable[_
 def do_not_convert(
     func: Callable[_P, _R] | None = None,
 ) -> Callable[_P, _R] | Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Keeps AutoGraph from converting a function and what it calls; a decorator.
+    """Keep AutoGraph from converting a function and the functions that it calls; a decorator.
 
     >>> import jax.numpy as jnp, replicax as rx
-    >>> from replicax._tracing.autograph_switch import do_not_convert
-    >>> @do_not_convert
+    >>> @do_not_convert  # tf.autograph.experimental.do_not_convert
     ... def double(x):
     ...     return 2 * x
     >>> float(rx.function(lambda x: double(x), autograph=True)(jnp.ones(())))

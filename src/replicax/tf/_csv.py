@@ -283,8 +283,7 @@ def make_csv_dataset(
     if column_names is None:
         if not header:
             raise ValueError("`column_names` must be given where the files have no header.")
-        column_names = next(iter(head(files[0], 1)), None)
-        if column_names is None:
+        if (column_names := next(iter(head(files[0], 1)), None)) is None:
             raise InvalidArgumentError(f"Failed when reading the header line of {files[0]}. Is it an empty file?")
     names = list(column_names)
     chosen = range(len(names))
@@ -295,8 +294,8 @@ def make_csv_dataset(
         chosen = sorted(names.index(c) if isinstance(c, str) else int(c) for c in select_columns)  # type: ignore
     if column_defaults is None:
         count = None if num_rows_for_inference is None else num_rows_for_inference + header
-        sample = [row for name in files for row in head(name, count)[int(header) :] if row]
-        _check_lengths(sample, len(names))
+        rows = [row for name in files for row in head(name, count)[int(header) :] if row]
+        sample = _check_lengths(rows, len(names))
         kinds = [max((_kind_of(row[i]) for row in sample if row[i] not in ("", na_value)), default=0) for i in chosen]
         column_defaults = [[b""] if k == 4 else np.zeros(1, _KINDS[k]) for k in kinds]
     elif select_columns is not None and len(column_defaults) == len(names) != len(chosen):
@@ -312,12 +311,14 @@ def make_csv_dataset(
     return _batches(lines, own, label_name, batch_size, num_epochs, shuffle, shuffle_buffer_size, shuffle_seed)
 
 
-def _check_lengths(rows: Sequence[Sequence[str]], expected: int) -> None:
+def _check_lengths(rows: list[list[str]], expected: int) -> list[list[str]]:
+    """Return rows of the expected number of fields; raise InvalidArgumentError for another number."""
     for number, row in enumerate(rows):
         if len(row) != expected:
             raise InvalidArgumentError(
                 f"Problem inferring types: CSV row {number} has {len(row)} number of fields. Expected: {expected}."
             )
+    return rows
 
 
 def _matching(file_pattern: Any) -> list[str]:
