@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import itertools
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -839,6 +841,42 @@ def test_a_variable_of_a_pytree(make, n, way):
     assert mixed.numpy()["count"] == 4 and mixed.dtype["count"] == np.int32
     assert everywhere([c.numpy()["moments"][0].tolist() for c in mixed.values]) == [[float(r)] * 2 for r in range(n)]
     assert mixed.values[-1].numpy()["moments"][1] == []
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Doubler:
+    """A pytree that can be called, as modules of Equinox and Flax can."""
+
+    w: jax.Array
+
+    def __call__(self):
+        return 2 * self.w
+
+
+@over(plain=True)
+def test_callable_pytree_is_a_value_and_not_an_initializer(make):
+    """Whatever JAX flattens into something else than itself is a value."""
+    module = made(make(), Doubler(jnp.ones(2))).value()
+    assert isinstance(module, Doubler) and module.w.tolist() == [1.0, 1.0]
+    bound = made(make(), jax.tree_util.Partial(jnp.add, jnp.ones(2))).value()
+    assert bound(1.0).tolist() == [2.0, 2.0]
+    struct = flax.struct.dataclass(
+        type("Struct", (), {"__annotations__": {"w": jax.Array}, "__call__": Doubler.__call__})
+    )
+    assert made(make(), struct(jnp.ones(2))).value().w.tolist() == [1.0, 1.0]
+    for initializer in (
+        Doubler(jnp.ones(2)).__call__,
+        functools.partial(jnp.full, 2, 2.0),
+        jax.jit(lambda: jnp.full(2, 2.0)),
+    ):
+        assert made(make(), initializer).numpy().tolist() == [2.0, 2.0]
+    assert made(make(), lambda: Doubler(jnp.zeros(2))).value().w.tolist() == [0.0, 0.0]
+
+
+def test_variable_refuses_a_pytree_with_functions():
+    with pytest.raises(TypeError, match=r"got a leaf <function .* in Doubler. Keep functions out of it"):
+        rx.Variable(Doubler(lambda: jnp.ones(2)))
 
 
 def test_one_device_variables_are_ordinary():

@@ -26,7 +26,7 @@ def initial_tree(initial_value: Tree, dtype: DTypeLike | None) -> tuple[list[jax
     (JAX's arrays of numpy's, and of numbers, are copies.)
     """
     with jax_internals.untraced():
-        leaves, tree = _flattened(initial_value() if callable(initial_value) else initial_value)
+        leaves, tree = _flattened(_evaluate(initial_value))
         lent = any(isinstance(leaf, jax.Array) for leaf in leaves)
         return [_new_array(leaf, dtype) for leaf in leaves], tree, lent
 
@@ -42,7 +42,7 @@ def abstract_tree(
         found: list[tuple[list[jax.ShapeDtypeStruct], jax.tree_util.PyTreeDef]] = []
 
         def evaluate() -> None:
-            leaves, tree = _flattened(initial_value() if callable(initial_value) else initial_value)
+            leaves, tree = _flattened(_evaluate(initial_value))
             found.append(([_new_kind(leaf, dtype) for leaf in leaves], tree))
 
         try:
@@ -50,6 +50,15 @@ def abstract_tree(
         except jax.errors.JAXTypeError:
             evaluate()
         return found[-1]
+
+
+def _evaluate(initial_value: Tree) -> Tree:
+    """Call an initializer and return its result; return a value unchanged.
+
+    Only a callable leaf is an initializer. A callable that JAX flattens, for example a module of Equinox, is a value.
+    """
+    is_initializer = callable(initial_value) and jax.tree_util.all_leaves([initial_value])
+    return initial_value() if is_initializer else initial_value
 
 
 def _flattened(value: Tree) -> tuple[list[Leaf], jax.tree_util.PyTreeDef]:
@@ -65,9 +74,10 @@ def _flattened(value: Tree) -> tuple[list[Leaf], jax.tree_util.PyTreeDef]:
         if not is_array(leaf) and hasattr(leaf, "__jax_array__"):  # Keras's variables
             leaves[number] = leaf.__jax_array__()
         elif not (is_array(leaf) or isinstance(leaf, (bool, int, float, complex, jax.ShapeDtypeStruct))):
+            advice = " Keep functions out of it: equinox.filter(module, equinox.is_array)." if callable(leaf) else ""
             raise TypeError(
                 f"A variable holds an array or a pytree of arrays; got a leaf {leaf!r} of type "
-                f"{type(leaf).__name__} in {type(value).__name__}."
+                f"{type(leaf).__name__} in {type(value).__name__}.{advice}"
             )
     return leaves, tree
 

@@ -96,7 +96,8 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
 
     Args:
         initial_value: an array, a number, a nest of numbers, a pytree of arrays, or a function that makes one
-            (called once). A list that holds arrays is a pytree; a list of numbers is an array.
+            (called once). A list that holds arrays is a pytree; a list of numbers is an array. A callable pytree,
+            for example a module of Equinox, is a value and is not called.
         trainable: whether gradient tapes watch it; by default yes, but for ON_READ.
         name: by default "Variable".
         dtype: by default the initial value's; float32 and int32 for Python numbers.
