@@ -106,6 +106,57 @@ def test_one_call_may_mix_dtypes_and_be_empty(make, n, way):
     assert way(lambda: strategy.run(lambda: ctx().all_reduce(SUM, [])))() == []
 
 
+@pytest.mark.across_processes
+@over(plain=True)
+@ways
+def test_none_in_a_structure_stays_none(make, n, way):
+    """For JAX it is an empty subtree, as in gradients of Equinox or of `optax.masked`. (TensorFlow refuses it.)"""
+    strategy = make()
+
+    def replica():
+        tree = {"a": replica_id()[None] + 1, "b": None, "c": (None, [])}
+        merged = ctx().merge_call(lambda s, t: s.reduce(SUM, t, axis=None), args=(tree,))
+        return [ctx().all_reduce(SUM, tree), ctx().all_gather(tree, 0), merged, ctx().all_reduce(MEAN, {"b": None})]
+
+    total, gathered, merged, empty = way(lambda: strategy.run(replica))()
+    for tree in (total, gathered, merged):
+        assert (list(tree), tree["b"], tree["c"]) == (["a", "b", "c"], None, (None, []))
+    numbers = list(range(1, n + 1))
+    found = [
+        np.asarray(strategy.experimental_local_results(tree["a"])[0]).tolist() for tree in (total, gathered, merged)
+    ]
+    assert found == [[sum(numbers)], numbers, [sum(numbers)]] and empty == {"b": None}
+
+
+@over(at_least=2, processes=1)
+def test_none_on_some_of_the_eager_replicas_is_refused(make):
+    strategy = make()
+
+    def replica(call, first):
+        own = jnp.ones(1) if bool(replica_id() == 0) is first else None
+        return call({"a": own})
+
+    for call in (lambda tree: ctx().all_reduce(SUM, tree), lambda tree: ctx().all_gather(tree, 0)):
+        for first in (True, False):
+            with pytest.raises(TypeError, match="None of type NoneType"):
+                strategy.run(replica, args=(call, first))
+
+
+@over()
+@ways
+def test_gradient_of_a_collective_of_a_structure_with_none(make, n, way):
+    strategy = make()
+
+    def replica():
+        def loss(tree):
+            return ctx().all_reduce(SUM, tree)["a"] * 3.0
+
+        return jax.grad(loss)({"a": replica_id() * 1.0, "b": None})
+
+    gradient = way(lambda: strategy.run(replica))()
+    assert gradient["b"] is None and parts(strategy, gradient["a"]) == [3.0 * n] * n
+
+
 @over(at_least=2)
 @ways
 def test_all_reduce_reads_variables_and_takes_numpy(make, n, way):

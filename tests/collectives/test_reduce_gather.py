@@ -295,6 +295,25 @@ def test_nests_are_reduced_leaf_by_leaf(make, n, way):
 
 
 @pytest.mark.across_processes
+@over(plain=True)
+@ways
+def test_none_in_a_nest_stays_none(make, n, way):
+    """For JAX it is an empty subtree. A value that is None itself is refused, as in TensorFlow."""
+    strategy = make()
+    nested = strategy.run(lambda: [None, {"a": jnp.ones(2), "b": None}])
+
+    def program(nested):
+        total = strategy.reduce(SUM, nested, axis=None)
+        return total, strategy.reduce(MEAN, nested, axis=0), strategy.gather(nested, axis=0)
+
+    for (none, tree), expected in zip(way(program)(nested), ([n, n], 1.0, [1.0] * 2 * n)):
+        assert none is tree["b"] is None and tree["a"].tolist() == expected
+    if n > 1:
+        with pytest.raises(ValueError, match="A non-DistributedValues value None cannot be reduced"):
+            strategy.reduce(SUM, None, axis=None)
+
+
+@pytest.mark.across_processes
 @over(at_least=2)
 @ways
 def test_sparse_values_are_concatenated(make, n, way):

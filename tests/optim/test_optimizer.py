@@ -163,6 +163,30 @@ def test_none_stands_for_no_gradient(make, way):
         assert float(a) == pytest.approx(before - 1) and b.numpy().tolist() == [1.0, 1.0]
 
 
+@pytest.mark.across_processes
+@dealt("form", few(["tree", "pairs", "missing"]), plain=True, one_of_each=True)
+@ways
+def test_none_in_a_variable_stays_none(make, n, way, form):
+    """As in models that `equinox.partition` or `optax.masked` has taken apart; for JAX it is an empty subtree."""
+    strategy = make()
+    with strategy.scope():
+        v = rx.Variable({"a": jnp.ones(2), "b": None, "c": [None, jnp.ones(())]})
+        optimizer = rx.Optimizer(optax.chain(optax.clip_by_global_norm(1e6), optax.sgd(0.5, momentum=0.0)), v)
+
+    def replica():
+        gradients = jax.tree.map(lambda x: x * (replica_id() + 1.0), v.value())
+        if form == "missing":
+            gradients["c"] = None
+        optimizer.apply_gradients([(gradients, v)] if form == "pairs" else gradients)
+
+    way(lambda: strategy.run(replica))()
+    step = 0.5 * n * (n + 1) / 2
+    expected = {"a": np.full(2, 1 - step), "b": None, "c": [None, np.float32(1 if form == "missing" else 1 - step)]}
+    jax.tree.map(np.testing.assert_allclose, v.numpy(), expected)
+    with pytest.raises(ValueError, match=r"gradients' structure is .*'d'.*variables' values is .*'b': None"):
+        strategy.run(lambda: optimizer.apply_gradients({"a": None, "d": jnp.ones(2)}))
+
+
 @over(at_least=2, copies=True)
 @ways
 def test_in_cross_replica_context(make, n, way):

@@ -75,6 +75,17 @@ def check_numeric(dtype: np.dtype) -> None:
         )
 
 
+def check_arrays(parts: Sequence[Leaf]) -> None:
+    """Raise `TypeError` unless all components are arrays, or all are `IndexedSlices`."""
+    sparse = isinstance(parts[0], IndexedSlices)
+    for part in parts:
+        if not (isinstance(part, IndexedSlices) if sparse else is_array(part)):
+            raise TypeError(
+                f"The replicas' values are no arrays but {received(part)}. Return arrays from "
+                "the replica function: jnp.asarray(...)."
+            )
+
+
 def check_alike(parts: Sequence[Kind], free_axis: int | None = None) -> None:
     """Raises `InvalidArgumentError` if the arrays differ in dtype, or in shape other than along `free_axis`."""
     dtypes = [str(part.dtype) for part in parts]
@@ -134,17 +145,13 @@ def reduce_parts(
     narrow: np.dtype | None = None,
 ) -> Reducible:
     """Returns the elementwise sum or mean, computed in `narrow` if that is narrower; concatenates sparse components."""
+    check_arrays(parts)
     if isinstance(parts[0], IndexedSlices):
         values = jnp.concatenate([part.values for part in parts])
         indices = jnp.concatenate([jnp.asarray(part.indices) for part in parts])
         scaled = values / len(parts) if op is ReduceOp.MEAN else values
         return IndexedSlices(scaled, indices, parts[0].dense_shape)
     for part in parts:
-        if not is_array(part):
-            raise TypeError(
-                f"The replicas' values are no arrays but {received(part)}. Return arrays from "
-                "the replica function: jnp.asarray(...)."
-            )
         check_numeric(part.dtype)
     check_alike(parts)
     dtype = parts[0].dtype
@@ -168,6 +175,8 @@ def reduce_along(op: ReduceOp, parts: Sequence[ArrayLike], axis: Axis) -> jax.Ar
     """Reduces each component along `axis`, then all of them; the mean weighs every element equally."""
     check_reduction_axis(axis)
     sums = []
+    if any(part is None for part in parts):
+        check_arrays(parts)
     arrays = [as_array(part) for part in parts]
     for part in arrays:
         check_numeric(part.dtype)

@@ -83,8 +83,10 @@ class Reducer:
 
     def reduce(self, op: ReduceOp, value: Tree, axis: Axis | None = None) -> Tree:
         """Returns the sum or mean of each leaf of a nest, along `axis` of the components first if that is not None."""
-        totals = iter(self._leaves(op, nest.leaves(value), axis))
-        return nest.map_structure(lambda _: next(totals), value)
+        # A bare None is refused below: it more likely comes from a replica function without `return`.
+        leaves = [None] if value is None else nest.values(value)
+        totals = iter(self._leaves(op, leaves, axis))
+        return nest.map_values(lambda _: next(totals), value)
 
     def gather(self, value: Leaf, axis: int) -> Leaf:
         """Returns the concatenation of the components along `axis`; a value that is not distributed as it is."""
@@ -152,11 +154,13 @@ class Reducer:
         """Returns the results of `all_reduce` of eager replicas: one for each value that they passed."""
         own = [i for i, value in enumerate(values) if isinstance(value, PerReplica)]
         for i in own:
-            if is_array(values[i].values[0]):
-                for part in values[i].values:
+            parts = values[i].values
+            arithmetic.check_arrays(parts)
+            if is_array(parts[0]):
+                for part in parts:
                     check_numeric(part.dtype)
                 if self.mesh.all_local:  # else all workers' are compared
-                    arithmetic.check_alike(values[i].values)
+                    arithmetic.check_alike(parts)
         if self.mesh.size == 1:  # the only replica's values arrive bare
             return [arithmetic.reduce_parts(op, [value]) if is_array(value) else value for value in values]
         results = [self._on_each_replica(value) for value in values]

@@ -140,7 +140,7 @@ def _differentiable(
 
     def call_backward(values: tuple[_L, ...], gradients: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         results = list(gradients)  # those of integers are JAX's float0 and stay as they are
-        some = [i for i, value in enumerate(values) if jnp.issubdtype(value.dtype, jnp.inexact)]
+        some = [i for i, x in enumerate(values) if x is not None and jnp.issubdtype(x.dtype, jnp.inexact)]
         for i, result in zip(some, backward([values[i] for i in some], [jnp.asarray(gradients[i]) for i in some])):
             results[i] = result
         return tuple(results)

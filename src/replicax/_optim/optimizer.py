@@ -186,10 +186,9 @@ class Optimizer:
 
     def _apply(self, gradients: Tree) -> None:
         parameters = self._parameters()
-        wanted: object = jax.tree.structure(parameters)
-        got: object = jax.tree.structure(gradients)
-        if wanted != got:
-            raise ValueError(f"The gradients' structure is {got}, that of the variables' values is {wanted}.")
+        expected: object = jax.tree.structure(parameters)
+        if jax.tree.structure(gradients) != expected:
+            raise _structure_error(gradients, parameters)
         for leaf, parameter in zip(jax.tree.leaves(gradients), jax.tree.leaves(parameters)):
             if jnp.shape(leaf) != jnp.shape(parameter):
                 raise ValueError(
@@ -326,12 +325,21 @@ class Optimizer:
             gradients = nest.map_structure(lambda v: by_id.get(id(v)), self._variables)
         if not any(leaf is None for leaf in nest.leaves(gradients)):
             return gradients
-        return jax.tree.map(
-            lambda g, p: jax.tree.map(jnp.zeros_like, p) if g is None else g,
-            gradients,
-            self._parameters(),
-            is_leaf=lambda x: x is None or isinstance(x, PerReplica),
-        )
+        parameters = self._parameters()
+        try:
+            return jax.tree.map(
+                lambda g, p: jax.tree.map(jnp.zeros_like, p) if g is None else g,
+                gradients,
+                parameters,
+                is_leaf=lambda x: x is None or isinstance(x, PerReplica),
+            )
+        except ValueError:
+            raise _structure_error(gradients, parameters) from None
+
+
+def _structure_error(gradients: Tree, parameters: Tree) -> ValueError:
+    structures = jax.tree.structure(gradients), jax.tree.structure(parameters)
+    return ValueError("The gradients' structure is {}, that of the variables' values is {}.".format(*structures))
 
 
 _MEAN = "Optimizer(reduce_op='MEAN')"

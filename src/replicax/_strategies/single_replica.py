@@ -41,7 +41,7 @@ class SingleReplicaExtended(StrategyExtended):
     def _reduce(self, op: ReduceOp, value: Tree, axis: int | tuple[int, ...] | None) -> Tree:
         if axis is None:
             return value
-        return nest.map_structure(lambda leaf: arithmetic.reduce_along(op, [leaf], axis), value)
+        return nest.map_values(lambda leaf: arithmetic.reduce_along(op, [leaf], axis), value)
 
     def _gather(self, value: Tree, axis: int) -> Tree:
         return value

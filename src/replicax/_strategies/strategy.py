@@ -171,7 +171,7 @@ class Strategy(LayoutMethods, OlderMethods):
 
         Args:
             reduce_op: `ReduceOp` or its name in any case.
-            value: a `PerReplica` value, or with `axis=None` a nest of them.
+            value: a `PerReplica` value, or a nest of them, in which None stays None.
             axis: None to combine elementwise across replicas only. An int or a tuple of them to reduce each component
                 along it first: components may then differ in size, and the mean weighs every element equally.
 
@@ -204,7 +204,7 @@ class Strategy(LayoutMethods, OlderMethods):
 
         Args:
             value: a `PerReplica` value or a nest of them, with components of at least one dimension, which may differ
-                in size along `axis`. A value that is not distributed is returned as it is.
+                in size along `axis`. A value that is not distributed is returned as it is, and None in a nest too.
             axis: negative ones count from the end.
 
         Raises:
@@ -223,7 +223,7 @@ class Strategy(LayoutMethods, OlderMethods):
         context.require_cross_replica(self, _GATHER_NEEDED)
         axis = as_integer("axis", axis)
         with self._own_scope(), progress("gathering values") if _takes_long(value) else contextlib.nullcontext():
-            gathered = nest.map_structure(lambda leaf: self._extended._gather(dense(leaf, "gather"), axis), value)
+            gathered = nest.map_values(lambda leaf: self._extended._gather(dense(leaf, "gather"), axis), value)
         return _followed("gather", value, gathered)
 
     def experimental_local_results(self, value: Tree) -> tuple[Tree, ...]:

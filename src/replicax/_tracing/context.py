@@ -202,7 +202,7 @@ class ReplicaContext:
         Args:
             reduce_op: `ReduceOp` or its name.
             value: a nest of arrays, variables or `IndexedSlices`, of equal shapes and dtypes on all replicas.
-                All tensors of one dtype are reduced together, in one collective.
+                All tensors of one dtype are reduced together, in one collective. None in a nest stays None.
             options: see `CommunicationOptions`.
 
         Returns:
@@ -228,7 +228,7 @@ class ReplicaContext:
 
     def _reduce_nest(self, op: ReduceOp, value: Tree, options: CommunicationOptions | None) -> Tree:
         """Returns what `all_reduce` does, without its warning."""
-        leaves = [exchangeable(leaf, "all_reduce") for leaf in nest.leaves(value)]
+        leaves = exchangeable_leaves(value, "all_reduce")
         results = iter(self._all_reduce(op, leaves, options or self._options) if leaves else [])
         return nest.map_structure(lambda _: next(results), value)
 
@@ -238,7 +238,7 @@ class ReplicaContext:
 
         Args:
             value: a nest of arrays of at least one dimension. Sizes along `axis` may differ between the replicas, as
-                those of an uneven batch's parts do; every other dimension must agree.
+                those of an uneven batch's parts do; every other dimension must agree. None in a nest stays None.
             axis: negative ones count from the end.
             options: see `CommunicationOptions`.
 
@@ -256,7 +256,7 @@ class ReplicaContext:
         """
         options, axis = as_options(options, self._options), as_integer("axis", axis)
         self._check_current()
-        leaves = [exchangeable(leaf, "all_gather", sparse=False) for leaf in nest.leaves(value)]
+        leaves = exchangeable_leaves(value, "all_gather", sparse=False)
         results = iter(self._all_gather(leaves, axis, options) if leaves else [])
         return nest.map_structure(lambda _: next(results), value)
 
@@ -319,6 +319,16 @@ def exchangeable(leaf: Leaf, what: str, sparse: bool = True) -> Leaf:
     if what.endswith("gather") and leaf.dtype == bool:
         raise TypeError(f"{what} takes floating and integer arrays, got dtype bool.")
     return leaf
+
+
+def exchangeable_leaves(value: Tree, what: str, sparse: bool = True) -> list[Leaf]:
+    """Return the leaves of a structure, each as `exchangeable` returns it, and None for each empty subtree.
+
+    Raise `TypeError` for a bare None, which more likely comes from a function without `return`.
+    """
+    if value is None:
+        exchangeable(value, what, sparse)
+    return [leaf if leaf is None else exchangeable(leaf, what, sparse) for leaf in nest.leaves(value)]
 
 
 _Entry = tuple[StrategyLike, ReplicaContext | None]  # the current strategy, and the replica context in a replica
