@@ -266,7 +266,7 @@ class _View:
                 self._slot.__set__(variable, content)
             return content
 
-    def init(self, init: Original, variable: nnx.Variable, *args: object, **kwargs: object) -> None:
+    def init(self, init: Original, variable: nnx.Variable, /, *args: object, **kwargs: object) -> None:
         """Makes a variable."""
         init(variable, *args, **kwargs)
         if not self.paths.are_coming():
@@ -291,7 +291,7 @@ class _View:
     def _kind(self, variable: nnx.Variable) -> _Kind | None:
         return next(kind for cls, kind in self._kinds if isinstance(variable, cls))
 
-    def init_optimizer(self, init: Original, optimizer: nnx.Optimizer, *args: Any, **kwargs: Any) -> None:
+    def init_optimizer(self, init: Original, optimizer: nnx.Optimizer, /, *args: Any, **kwargs: Any) -> None:
         """Makes an optimizer, and notes of which variables the leaves of its state are."""
         init(optimizer, *args, **kwargs)
         for slot, of in nnx_paths.of_optimizer(optimizer, self._class, args, kwargs):
@@ -375,17 +375,17 @@ class _Writing:
         if not self.can_update(variable):
             check(variable)
 
-    def begin(self, begin: Original, state: nnx.pytreelib.PytreeState, *args: object, **kwargs: object) -> None:
+    def begin(self, begin: Original, state: nnx.pytreelib.PytreeState, /, *args: object, **kwargs: object) -> None:
         """Makes the state of an object. NNX's transformations make a new one for objects among their arguments."""
         begin(state, *args, **kwargs)
         if in_step() and _may_assign():
             state.trace_state._jax_trace = _OfStep(state.trace_state._jax_trace, self._outside)
 
-    def check_valid_context(self, check: Original, node: nnx.Pytree, message: Callable[[], str]) -> None:
+    def check_valid_context(self, check: Original, node: nnx.Pytree, error_msg: Callable[[], str]) -> None:
         """Raises where an object may not be taken apart. What is in it is checked by itself."""
         trace = node._pytree__state.trace_state._jax_trace
         if not ((isinstance(trace, _OfStep) or trace == self._outside) and in_step() and _may_assign()):
-            check(node, message)
+            check(node, error_msg)
 
     def set_attribute(self, set_attribute: Original, node: nnx.Pytree, name: str, value: Tree) -> None:
         """Sets an attribute of an object."""
@@ -436,7 +436,7 @@ def _current_trace(current: Callable[[], object]) -> Callable[[], object]:
     return current_jax_trace
 
 
-def _update_welford(update: Original, metric: nnx.metrics.Welford, *args: object, **kwargs: object) -> Tree:
+def _update_welford(update: Original, metric: nnx.metrics.Welford, /, *args: object, **kwargs: object) -> Tree:
     context = _context.get_replica_context() if _context.has_strategy() else None
     if context is not None and context.num_replicas_in_sync > 1:
         raise NotImplementedError(

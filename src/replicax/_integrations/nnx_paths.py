@@ -36,7 +36,7 @@ class Paths:
         """Returns True if variables that are made now will be told their paths."""
         return self._constructing.depth > 0 and _rules_by_name()
 
-    def make(self, make: Original, cls: type, *args: object, **kwargs: object) -> nnx.Pytree:
+    def make(self, make: Original, cls: type, /, *args: object, **kwargs: object) -> nnx.Pytree:
         """Makes an object of NNX."""
         self._constructing.depth += 1
         try:

@@ -43,7 +43,7 @@ def _but_for_errors_of_jax(inject: Original, fn: Callable[..., Tree], object_nam
     return inject(call, object_name)
 
 
-def _with_errors_that_can_be_made_anew(compute: Original, *args: Tree, **kwargs: Tree) -> Tree:
+def _with_errors_that_can_be_made_anew(compute: Original, /, *args: Tree, **kwargs: Tree) -> Tree:
     try:
         return compute(*args, **kwargs)
     except Exception as error:

@@ -74,7 +74,7 @@ def _stamp(path: str) -> str:
     return f"{found.st_size} {found.st_mtime_ns}"
 
 
-def _by_all(save: Original, callback: keras.callbacks.Callback, *args: object, **kwargs: object) -> Tree:
+def _by_all(save: Original, callback: keras.callbacks.Callback, /, *args: object, **kwargs: object) -> Tree:
     before, _saving.by_all = _saving.by_all, _is_of_a_job(callback.model)
     try:
         return save(callback, *args, **kwargs)
@@ -89,7 +89,7 @@ def _makedirs(make: Original, path: str) -> None:
 
 
 def _one_for_all(
-    save: Original, model: keras.Model, filepath: str | os.PathLike[str], *args: object, **kwargs: object
+    save: Original, model: keras.Model, /, filepath: str | os.PathLike[str], *args: object, **kwargs: object
 ) -> None:
     planning.refuse_saving("A Keras model's save or save_weights")
     if not _saving.by_all:
@@ -127,7 +127,7 @@ def _first_one_then_the_others(
 
 
 def _from_tensorflow_too(
-    load: Original, model: keras.Model, filepath: str | os.PathLike[str], *args: object, **kwargs: object
+    load: Original, model: keras.Model, /, filepath: str | os.PathLike[str], *args: object, **kwargs: object
 ) -> Tree:
     """Loads weights; those of a checkpoint of TensorFlow, as Keras 2 saved them, by the names of layers."""
     if tensor_bundle.prefix_at(os.fspath(filepath)) is None:

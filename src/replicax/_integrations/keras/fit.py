@@ -59,7 +59,7 @@ def join() -> None:
     wrap(JAXTrainer, "_symbolic_build", _symbolic_build)
     wrap(JAXTrainer, "_aggregate_additional_loss", _additional_loss)
     wrap(JAXTrainer, "jax_state_sync", _synced)
-    JAXTrainer.__call__ = lambda model, *args, **kwargs: _call(super(JAXTrainer, model).__call__, model, args, kwargs)
+    JAXTrainer.__call__ = _call_model
 
 
 def strategy_of(model: keras.Model) -> Any:
@@ -67,12 +67,12 @@ def strategy_of(model: keras.Model) -> Any:
     return model.__dict__.get("_replicax_strategy")
 
 
-def _init(init: Original, model: keras.Model, *args: object, **kwargs: object) -> None:
+def _init(init: Original, model: keras.Model, /, *args: object, **kwargs: object) -> None:
     model.__dict__["_replicax_strategy"] = context.get_strategy() if context.has_strategy() else None
     init(model, *args, **kwargs)
 
 
-def _in_scope(method: Original, model: keras.Model, *args: object, **kwargs: object) -> Tree:
+def _in_scope(method: Original, model: keras.Model, /, *args: object, **kwargs: object) -> Tree:
     strategy = strategy_of(model)
     if strategy is None:
         return method(model, *args, **kwargs)
@@ -87,7 +87,7 @@ def _in_scope(method: Original, model: keras.Model, *args: object, **kwargs: obj
         fitting.strategy, fitting.eagerly = before
 
 
-def _synced(sync: Original, model: keras.Model, *args: object, **kwargs: object) -> Tree:
+def _synced(sync: Original, model: keras.Model, /, *args: object, **kwargs: object) -> Tree:
     """Waits for scheduled steps wherever Keras wants a model's state to be up to date."""
     scheduled.join(strategy_of(model))
     return sync(model, *args, **kwargs)
@@ -118,13 +118,14 @@ def _next_batch(iterator: EpochIterator) -> Tree:
         return first()
 
 
-def _call(call: Original, model: keras.Model, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
-    """Calls a model, with one replica's part where Keras's loops pass a whole batch to build it."""
+def _call_model(model: keras.Model, /, *args: Tree, **kwargs: Tree) -> Tree:
+    """Call a model, with one replica's part where Keras's loops pass a whole batch to build it."""
     from keras.src.backend import in_stateless_scope
+    from keras.src.backend.jax.trainer import JAXTrainer
 
     if strategy_of(model) is not None and in_stateless_scope():
         args, kwargs = _first_parts((args, kwargs))
-    return call(*args, **kwargs)
+    return super(JAXTrainer, model).__call__(*args, **kwargs)
 
 
 def _first_parts(batch: Tree) -> Tree:
@@ -230,7 +231,7 @@ def _step_of(model: keras.Model, name: str, ours: Callable[..., Tree]) -> Callab
 
 
 def _by_super(
-    ours: Callable[[keras.Model, Tree], Tree], step: Original, model: keras.Model, *args: object, **kwargs: object
+    ours: Callable[[keras.Model, Tree], Tree], step: Original, model: keras.Model, /, *args: object, **kwargs: object
 ) -> Tree:
     """Runs Keras's own step, or ours where a model's own one calls `super()` in TensorFlow's form."""
     if strategy_of(model) is not None and len(args) + len(kwargs) == 1:
@@ -364,10 +365,11 @@ def _maker(
     return make
 
 
-def _no_state(get: Original, model: keras.Model, purge_model_variables: bool = False, **wanted: bool) -> Tree:
+def _no_state(get: Original, model: keras.Model, *args: bool, **kwargs: bool) -> Tree:
     if strategy_of(model) is None:
-        return get(model, purge_model_variables=purge_model_variables, **wanted)
-    return (None,) * sum(wanted.values())
+        return get(model, *args, **kwargs)
+    flags = inspect.signature(get).bind(model, *args, **kwargs).arguments
+    return (None,) * sum(flag for name, flag in flags.items() if name not in ("self", "purge_model_variables"))
 
 
 def _additional_loss(aggregate: Original, model: keras.Model, loss: Tree) -> Tree:

@@ -43,7 +43,7 @@ def join() -> None:
         wrap(backend.numpy, name, _filled)
 
 
-def _drawn(draw: Original, shape: Sequence[int], *args: Tree, **kwargs: Tree) -> Tree:
+def _drawn(draw: Original, /, shape: Sequence[int], *args: Tree, **kwargs: Tree) -> Tree:
     options = [*args[:2], *(value for name, value in kwargs.items() if name != "seed")]
     if not (array_conversion.is_eager_on_cpu(shape) and _are_plain(options) and _first_are_the_same()):
         return draw(shape, *args, **kwargs)

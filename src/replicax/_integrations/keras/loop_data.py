@@ -44,7 +44,7 @@ def join() -> None:
     wrap(JAXEpochIterator, "_get_iterator", _distributed)
 
 
-def _adapted(adapter_of: Original, x: Tree, *args: object, **kwargs: object) -> Tree:
+def _adapted(adapter_of: Original, /, x: Tree, *args: object, **kwargs: object) -> Tree:
     """Returns Keras's adapter of the input, or ours of a dataset."""
     by_function = fitting.strategy is not None and scheduled.is_dataset_function(x)
     if not (by_function or isinstance(x, (Dataset, DistributedDataset))):

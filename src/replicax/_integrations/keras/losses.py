@@ -43,7 +43,7 @@ def unscale_loss(value: jax.Array) -> jax.Array:
     return value if count == 1 else value * jnp.asarray(count, value.dtype)
 
 
-def reduce_values(reduce: Original, values: jax.Array, *args: object, **kwargs: object) -> jax.Array:
+def reduce_values(reduce: Original, /, values: jax.Array, *args: object, **kwargs: object) -> jax.Array:
     """Reduces a loss as Keras does, and scales a mean that Keras leaves unscaled."""
     loss, reduction = reduce(values, *args, **kwargs), inspect.signature(reduce).bind(values, *args, **kwargs)
     reduction.apply_defaults()

@@ -49,7 +49,7 @@ def synchronizes(model: keras.Model) -> bool:
     return any(getattr(layer, "synchronized", False) is True for layer in model._flatten_layers())
 
 
-def _init(init: Original, layer: keras.layers.BatchNormalization, *args: object, **kwargs: object) -> None:
+def _init(init: Original, layer: keras.layers.BatchNormalization, /, *args: object, **kwargs: object) -> None:
     given = inspect.signature(init).bind(layer, *args, **kwargs)
     synchronized = bool(given.arguments.get("synchronized", False))
     if synchronized:
@@ -59,14 +59,14 @@ def _init(init: Original, layer: keras.layers.BatchNormalization, *args: object,
 
 
 def _normalize(
-    call: Original, layer: keras.Layer, inputs: jax.Array, training: bool | None = None, **kwargs: object
+    call: Original, layer: keras.Layer, inputs: jax.Array, training: bool | None = None, mask: jax.Array | None = None
 ) -> Tree:
     if _is_over_replicas(layer):
-        return call(layer, inputs, training=training, **kwargs)
+        return call(layer, inputs, training=training, mask=mask)
     # The mean of no rows is NaN, and would stay in the statistics.
     training = training and inputs.size > 0
     with kept_without_rows(layer.non_trainable_variables if training else [], inputs.shape[0]):
-        return call(layer, inputs, training=training, **kwargs)
+        return call(layer, inputs, training=training, mask=mask)
 
 
 @contextlib.contextmanager

@@ -180,23 +180,23 @@ def _new_variable(variable: keras.Variable, value: Tree) -> Variable:
         )
 
 
-def _made_at_once(make: Original, variable: keras.Variable, *args: object, **kwargs: object) -> None:
+def _made_at_once(make: Original, variable: keras.Variable, /, *args: object, **kwargs: object) -> None:
     """Makes a variable outside of a step that is being traced, so that its value is no tracer."""
     with creators.outside():  # an initializer may draw from a generator, whose state is not the step's then
         make(variable, *args, **kwargs)
 
 
-def _add_weight(add: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Tree:
+def _add_weight(add: Original, layer: keras.Layer, /, *args: object, **kwargs: object) -> Tree:
     with _own_state(None if kwargs.get("trainable", True) else VariableAggregation.MEAN):
         return add(layer, *args, **kwargs)
 
 
-def _new_seeds(init: Original, generator: keras.random.SeedGenerator, *args: object, **kwargs: object) -> None:
+def _new_seeds(init: Original, generator: keras.random.SeedGenerator, /, *args: object, **kwargs: object) -> None:
     with _own_state(VariableAggregation.MEAN):
         init(generator, *args, **kwargs)
 
 
-def _add_slot(add: Original, optimizer: keras.Optimizer, *args: object, **kwargs: object) -> Tree:
+def _add_slot(add: Original, optimizer: keras.Optimizer, /, *args: object, **kwargs: object) -> Tree:
     name = kwargs.get("name", args[1] if len(args) > 1 else None)
     # Their sum is what one device has, and what any number of replicas can go on with.
     own = VariableAggregation.SUM if name == "gradient_accumulator" else None
@@ -228,7 +228,7 @@ def _one_at_a_time(build: Original, thing: keras.Layer | keras.Optimizer, *args:
         return build(thing, *args, **kwargs)
 
 
-def _build_optimizer(build: Original, optimizer: keras.Optimizer, *args: object, **kwargs: object) -> Tree:
+def _build_optimizer(build: Original, optimizer: keras.Optimizer, /, *args: object, **kwargs: object) -> Tree:
     if _context.get_strategy().extended._shards_optimizer_state and not getattr(optimizer, "built", False):
         tracebacks.warn(
             f"shard_optimizer_state has no effect on Keras's optimizers: all state of {type(optimizer).__name__} is on "
@@ -237,7 +237,7 @@ def _build_optimizer(build: Original, optimizer: keras.Optimizer, *args: object,
     return _one_at_a_time(build, optimizer, *args, **kwargs)
 
 
-def _build_layer(build: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Tree:
+def _build_layer(build: Original, layer: keras.Layer, /, *args: object, **kwargs: object) -> Tree:
     # A layer's own `build` is told shapes alone, and computes variables' first values, which must not be traced ones:
     # nor is the state of the generator from which they may be drawn.
     own = not getattr(layer.build, "_is_default", False)
@@ -258,7 +258,7 @@ def _clip_gradients(clip: Original, optimizer: keras.Optimizer, grads: Tree) -> 
     return clip(optimizer, grads)
 
 
-def _apply(apply: Original, optimizer: keras.Optimizer, *args: object, **kwargs: object) -> Tree:
+def _apply(apply: Original, optimizer: keras.Optimizer, /, *args: object, **kwargs: object) -> Tree:
     from keras.src.backend import in_stateless_scope
 
     if _context.get_replica_context() is None and not in_stateless_scope():
@@ -289,7 +289,7 @@ def _cond(cond: Original, pred: jax.Array | bool, true_fn: Callable[[], Tree], f
     return cond_and_loops.cond(pred, lambda: (true_fn(),), lambda: (false_fn(),), ("the result",))[0]
 
 
-def _next_seed(draw: Original, generator: keras.random.SeedGenerator, *args: object, **kwargs: object) -> Tree:
+def _next_seed(draw: Original, generator: keras.random.SeedGenerator, /, *args: object, **kwargs: object) -> Tree:
     seed = draw(generator, *args, **kwargs)
     context = _context.get_replica_context()
     if context is None or replicas() == 1:
