@@ -622,6 +622,33 @@ def test_values_from_a_function_are_stored_as_they_are(make, n):
     assert all(part is same for part in array.values)
 
 
+@ways
+def test_values_of_another_strategy_are_refused(way):
+    """Eager replicas take components by their number, as in TensorFlow; a program needs them on its devices."""
+    two, four = mirrored(2), mirrored(4)
+    other = rx.MirroredStrategy(["GPU:2", "GPU:3"])
+    (batch,) = two.experimental_distribute_dataset([np.arange(4.0)])
+    fact = (
+        r"A {} value with {} components.* is passed to MirroredStrategy.*, which has {} replicas. Values belong"
+    )
+    for strategy, value, kind in (
+        (four, batch, "PerReplica"),
+        (two, per_replica(four, [1, 2, 3, 4]), "PerReplica"),
+        (four, two.extended.broadcast_to(jnp.ones(2), rx.PerReplica([jnp.ones(2)] * 2)), "Mirrored"),
+    ):
+        count, replicas = len(value.values), strategy.num_replicas_in_sync
+        with pytest.raises(ValueError, match=fact.format(kind, count, replicas)):
+            way(lambda value, strategy=strategy: strategy.run(lambda x: x * 2, args=(value,)))(value)
+    program = way(lambda value: other.run(lambda x: x * 2, args=(value,)))
+    if way is eager:
+        assert parts(other, program(batch)) == [[0.0, 2.0], [4.0, 6.0]]
+    else:
+        with pytest.raises(ValueError, match="with 2 components, on the devices GPU:0, GPU:1, is passed to"):
+            program(batch)
+    same = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    assert parts(same, way(lambda value: same.run(lambda x: x * 2, args=(value,)))(batch)) == [[0.0, 2.0], [4.0, 6.0]]
+
+
 @over()
 def test_an_exception_of_the_value_function_comes_out(make, n):
     """Fact 34."""

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from replicax._base import nest
+from replicax._base import devices, nest
 from replicax._base.types import Args, Kwargs, Leaf, Tree
 from replicax._collectives.reducer import Reducer
 from replicax._engine import compiled, compiled_runs, eager, function, modes
 from replicax._tracing import context, frames
 from replicax._tracing.context import StrategyLike
-from replicax._values import PerReplica, ReplicaMesh, adopted, component_count, is_array, is_text, mesh_of
+from replicax._values import Mirrored, PerReplica, ReplicaMesh, adopted, component_count, is_array, is_text, mesh_of
 
 
 def run(strategy: StrategyLike, reducer: Reducer, fn: Callable[..., Tree], args: Args, kwargs: Kwargs) -> Tree:
@@ -76,13 +76,22 @@ def _is_text(leaf: Leaf) -> bool:
 
 
 def _check_counts(strategy: StrategyLike, mesh: ReplicaMesh, arguments: Tree) -> None:
-    """Raises `ValueError` for a value with components for another number of replicas."""
+    """Raise `ValueError` for a value with components for other replicas.
+
+    Eager replicas take components by their number, on whatever devices they are, as in TensorFlow; a program cannot.
+    """
     for leaf in nest.leaves(arguments):
-        if not isinstance(leaf, PerReplica):
+        if not isinstance(leaf, (PerReplica, Mirrored)):
             continue
-        count = component_count(leaf)
-        if count > mesh.size or (mesh_of(leaf) is None and count != len(mesh.local_ids)):
-            raise ValueError(
-                f"A PerReplica value with {count} components is passed to {strategy!r}, which has {mesh.size} "
-                "replicas. Values belong to the strategy that made them."
-            )
+        count, home = component_count(leaf), mesh_of(leaf)
+        if count != (mesh.size if home is not None else len(mesh.local_ids)):
+            where = ""
+        elif home is not None and frames.is_tracing() and home.devices != mesh.devices:
+            where = f", on the devices {', '.join(devices.short_names(home.device_names))},"
+        else:
+            continue
+        raise ValueError(
+            f"A {type(leaf).__name__} value with {count} components{where} is passed to {strategy!r}, which has "
+            f"{mesh.size} replicas. Values belong to the strategy that made them: distribute the dataset, or the "
+            "values, with the strategy that runs the step."
+        )
