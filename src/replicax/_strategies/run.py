@@ -34,7 +34,7 @@ def run(strategy: StrategyLike, reducer: Reducer, fn: Callable[..., Tree], args:
         args, kwargs: its arguments, with `PerReplica` leaves where replicas get values of their own.
 
     Raises:
-        ValueError: an argument has components for another number of replicas.
+        ValueError, IndexError: an argument has components for other replicas.
     """
     frame, mesh = frames.frame(), reducer.mesh
     _check_counts(strategy, mesh, (args, kwargs))
@@ -76,7 +76,7 @@ def _is_text(leaf: Leaf) -> bool:
 
 
 def _check_counts(strategy: StrategyLike, mesh: ReplicaMesh, arguments: Tree) -> None:
-    """Raise `ValueError` for a value with components for other replicas.
+    """Raise `ValueError`, or `IndexError` for too few components, for a value of other replicas.
 
     Eager replicas take components by their number, on whatever devices they are, as in TensorFlow; a program cannot.
     """
@@ -90,7 +90,8 @@ def _check_counts(strategy: StrategyLike, mesh: ReplicaMesh, arguments: Tree) ->
             where = f", on the devices {', '.join(devices.short_names(home.device_names))},"
         else:
             continue
-        raise ValueError(
+        kind = IndexError if count < mesh.size else ValueError  # a replica would take a component that is missing
+        raise kind(
             f"A {type(leaf).__name__} value with {count} components{where} is passed to {strategy!r}, which has "
             f"{mesh.size} replicas. Values belong to the strategy that made them: distribute the dataset, or the "
             "values, with the strategy that runs the step."
