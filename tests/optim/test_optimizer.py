@@ -326,6 +326,68 @@ def test_gradients_reduced_by_the_user(make, n, way):
     assert parts(strategy, w) == [8.0] * n
 
 
+@pytest.mark.across_processes
+@over(plain=True)
+@ways
+@pytest.mark.parametrize("op", few(["SUM", "MEAN"]))
+def test_extra_arguments_reach_the_transformation(make, n, way, op):
+    """`value` is a replica's own loss and is reduced as its gradients are; `scale` is the same on every replica."""
+
+    def update(updates, state, params, *, value, scale, **_):
+        return jax.tree.map(lambda g: -g * scale, updates), state + value
+
+    strategy = make()
+    with strategy.scope():
+        w = rx.Variable(jnp.zeros(2))
+        transformation = optax.GradientTransformationExtraArgs(lambda _: jnp.zeros(()), update)
+        optimizer = rx.Optimizer(transformation, w, reduce_op=op)
+
+    def replica():
+        own = replica_id() + 1.0
+        optimizer.apply_gradients(jnp.ones(2) * own, value=own, scale=2.0)
+
+    way(lambda: strategy.run(replica))()
+    total = n * (n + 1) / 2 / (n if op == "MEAN" else 1)
+    assert w.numpy().tolist() == [-2 * total] * 2 and float(optimizer.state) == total
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
+@ways
+def test_plateau_of_the_loss_lowers_the_learning_rate(way, sharded):
+    """As Optax alone does with the loss of the global batch."""
+    strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_optimizer_state=sharded)
+    transformation = optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau(factor=0.5, patience=1, cooldown=0))
+    losses = [4.0, 3.0, 3.0, 3.0, 3.0, 3.0]
+    start = jnp.linspace(1.0, 2.0, 600)
+    with strategy.scope():
+        w = rx.Variable(start)
+        optimizer = rx.Optimizer(transformation, w)
+    step = way(lambda x: strategy.run(lambda x: optimizer.apply_gradients(w.value() * x, value=x), args=(x,)))
+    params, state = start, transformation.init(start)
+    for loss in losses:
+        step(per_replica(strategy, [np.float32(loss * 0.25), np.float32(loss * 0.75)]))
+        updates, state = transformation.update(params * loss, state, params, value=loss)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(w.numpy(), params, rtol=1e-5)
+    assert float(optimizer.state.value()[1].scale) == 0.5**4
+
+
+@ways
+def test_extra_arguments_in_cross_replica_context_and_wrong_ones(way):
+    strategy = mirrored(2)
+    with strategy.scope():
+        w = rx.Variable(0.0)
+        plain = rx.Optimizer(optax.scale(-1.0), w)
+        optimizer = rx.Optimizer(optax.polyak_sgd(max_learning_rate=10.0), w)
+    x = per_replica(strategy, [1.0, 3.0])
+    way(lambda x: optimizer.apply_gradients(x, value=x))(x)
+    assert float(w) == -4.0 / 4.0**2 * 4.0  # the step of Polyak: loss / gradient**2
+    with pytest.raises(TypeError, match="does not take .*'value'.*Pass extra arguments to transformations that use"):
+        way(lambda: strategy.run(lambda: plain.apply_gradients(w.value(), value=1.0)))()
+    with pytest.raises(TypeError, match="missing 1 required .*'value'"):
+        way(lambda: strategy.run(lambda: optimizer.apply_gradients(w.value())))()
+
+
 class Params(NamedTuple):
     w: object
     b: object

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -20,18 +22,21 @@ from replicax._optim.initial_state import initial_state
 from replicax._passes import sharded_eval
 from replicax._tracing import context
 from replicax._tracing.context import ReplicaContext, StrategyLike
-from replicax._values import PerReplica, rows_of, traced_component, warn_of_mean
+from replicax._values import PerReplica, is_number, rows_of, traced_component, warn_of_mean
 from replicax._variables.distributed import MirroredVariable
 from replicax._variables.mesh_storage import Divided
 from replicax._variables.sharded import ShardedVariable
 from replicax._variables.variable import Variable
+
+# The extra arguments of Optax that belong to a replica's own gradients: the loss, and its gradient.
+_OF_GRADIENTS = ("value", "grad")
 
 
 class GradientTransformation(Protocol):
     """A transformation of Optax."""
 
     init: Callable[[Tree], Tree]
-    update: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
+    update: Callable[..., tuple[Tree, Tree]]
 
 
 class Optimizer:
@@ -101,7 +106,7 @@ class Optimizer:
         self._strategy = self._flat[0].distribute_strategy
         self._update = jax.jit(self._new_values)  # one program, also where replicas run eagerly
         self._sharded = self._is_sharded()
-        self._run_compiled = Function(lambda gradients: self._strategy.run(self._apply, args=(gradients,)))
+        self._run_compiled = Function(lambda *args: self._strategy.run(self._apply, args=args))
         strategy = self._strategy or context.get_strategy()
         with strategy.scope(), strategy.extended._colocate_state(variables):
             self.state = self._initial_state(strategy.extended._divided, trainable=False, name="optimizer_state")
@@ -140,16 +145,22 @@ class Optimizer:
     def _parameters(self) -> Tree:
         return nest.map_values(lambda v: v.value(), self._variables)
 
-    def apply_gradients(self, gradients: Tree) -> None:
+    def apply_gradients(self, gradients: Tree, **extra_args: Tree) -> None:
         """Reduces the gradients over the replicas and updates the variables.
 
         Args:
             gradients: in the structure of `variables` (of the variables' values), or a sequence of pairs (gradient,
                 variable) as Keras takes it. None stands for a zero gradient. In cross-replica context its leaves are
                 per-replica values.
+            **extra_args: pass on to the transformation's `update`, if it takes them (Optax's
+                `GradientTransformationExtraArgs`), for example `value=loss` for `optax.contrib.reduce_on_plateau`.
+                `value` and `grad` belong to the replica's own gradients and are reduced like these, by `reduce_op`, so
+                that `value` is the loss that the update minimizes. Pass the replica's part, which is not reduced yet.
+                All others are passed unchanged and must be the same on every replica.
 
         Raises:
             ValueError: the structure is another one, or a pair has a variable that is not optimized here.
+            TypeError: the transformation takes no argument with this name.
 
         >>> import jax.numpy as jnp, optax, replicax as rx
         >>> w = rx.Variable([1.0, 2.0])
@@ -157,15 +168,20 @@ class Optimizer:
         >>> w.numpy().tolist()
         [0.5, 1.5]
         """
+        self._check_extra_args(extra_args)
         gradients = self._in_order(gradients)
         replica_context = context.get_replica_context()
         in_own_replica = replica_context is not None and replica_context.strategy is self._strategy
         if self._strategy is None or in_own_replica:
-            self._apply(gradients if replica_context is None else self._weigh_by_rows(gradients, replica_context))
+            if replica_context is not None:
+                own = {name: extra_args[name] for name in _OF_GRADIENTS if name in extra_args}
+                gradients, own = self._weigh_by_rows((gradients, own), replica_context)
+                extra_args = extra_args | own
+            self._apply(gradients, extra_args)
         else:
             if self._reduce_op is ReduceOp.MEAN:
                 warn_of_mean(map(rows_of, nest.leaves(gradients)), _MEAN)
-            self._strategy.run(self._apply, args=(gradients,))
+            self._strategy.run(self._apply, args=(gradients, extra_args))
 
     def _weigh_by_rows(self, gradients: Tree, replica_context: ReplicaContext) -> Tree:
         """Return gradients whose mean over the replicas is weighted by the replicas' numbers of rows."""
@@ -180,11 +196,21 @@ class Optimizer:
         def weigh(gradient: Leaf) -> Leaf:
             if isinstance(weight, float) and not weight:  # the mean of no rows is NaN, and so is its gradient
                 return jnp.zeros_like(gradient)
-            return (gradient * weight).astype(gradient.dtype)
+            return (gradient * weight).astype(jnp.result_type(gradient))
 
         return jax.tree.map(weigh, gradients)
 
-    def _apply(self, gradients: Tree) -> None:
+    def _check_extra_args(self, extra_args: dict[str, Tree]) -> None:
+        """Raise `TypeError` for an argument that the transformation's `update` does not take."""
+        try:
+            inspect.signature(self._transformation.update).bind(None, None, None, **extra_args)
+        except TypeError as error:
+            raise TypeError(
+                f"The transformation's `update` does not take the arguments of apply_gradients ({error}). Pass extra "
+                "arguments to transformations that use them, such as optax.contrib.reduce_on_plateau()."
+            ) from None
+
+    def _apply(self, gradients: Tree, extra_args: dict[str, Tree]) -> None:
         parameters = self._parameters()
         expected: object = jax.tree.structure(parameters)
         if jax.tree.structure(gradients) != expected:
@@ -197,25 +223,28 @@ class Optimizer:
         replica_context = context.get_replica_context()
         if self._sharded:
             assert replica_context is not None
-            return self._apply_parts(replica_context, gradients, parameters)
+            return self._apply_parts(replica_context, gradients, parameters, extra_args)
         if replica_context is not None and replica_context.num_replicas_in_sync > 1:
             gradients = replica_context._reduce_nest(self._reduce_op, gradients, self._options)
+            extra_args = extra_args | self._reduce_own(replica_context, extra_args)
         if replica_context is not None and self._strategy is not None and self._strategy.extended._variables_live_once:
-            replica_context.merge_call(self._assign_once, (gradients,))
+            replica_context.merge_call(self._assign_once, (gradients, extra_args))
         else:
-            self._assign(gradients, parameters)
+            self._assign(gradients, parameters, extra_args)
 
-    def _assign_once(self, strategy: StrategyLike, gradients: Tree) -> None:
+    def _assign_once(self, strategy: StrategyLike, gradients: Tree, extra_args: dict[str, Tree]) -> None:
         """Updates variables that have one copy, in cross-replica context, from reduced gradients."""
 
         def one(x: Leaf) -> Leaf:
             own = traced_component(x)
             return own if own is not None else x.values[0] if isinstance(x, PerReplica) else x
 
-        self._assign(nest.map_structure(one, gradients), self._parameters())
+        self._assign(nest.map_structure(one, gradients), self._parameters(), nest.map_structure(one, extra_args))
 
-    def _assign(self, gradients: Tree, parameters: Tree) -> None:
-        new, state = self._update(gradients, self.state.value(), parameters)
+    def _assign(self, gradients: Tree, parameters: Tree, extra_args: dict[str, Tree]) -> None:
+        # A program takes no functions, for example the `value_fn` of a line search.
+        update = self._update if all(map(is_number, jax.tree.leaves(extra_args))) else self._new_values
+        new, state = update(gradients, self.state.value(), parameters, extra_args)
         self.state.assign(state)
         self._assign_values(new)
 
@@ -236,32 +265,42 @@ class Optimizer:
                 )
         return True
 
-    def _apply_parts(self, replica_context: ReplicaContext, gradients: Tree, parameters: Tree) -> None:
+    def _apply_parts(
+        self, replica_context: ReplicaContext, gradients: Tree, parameters: Tree, extra_args: dict[str, Tree]
+    ) -> None:
         leaves, tree = jax.tree.flatten(gradients)
         leaves = [context.exchangeable(leaf, "apply_gradients", sparse=False) for leaf in leaves]
         if not isinstance(replica_context, SpmdContext):
-            replica_context.merge_call(self._apply_compiled, (jax.tree.unflatten(tree, leaves),))
+            replica_context.merge_call(self._apply_compiled, (jax.tree.unflatten(tree, leaves), extra_args))
             return
         options = self._options or self._reducer.options
         totals = replica_context._reduce_to_parts(self._reduce_op, leaves, options)
-        new, state = self._new_parts(totals, parameters)
+        extra_args = extra_args | self._reduce_own(replica_context, extra_args)
+        new, state = self._new_parts(totals, parameters, extra_args)
         self._sharded_state.put_parts(state)
         self._assign_values(jax.tree.unflatten(tree, self._reducer.gather_parts(new, options)))
 
-    def _apply_compiled(self, strategy: StrategyLike, gradients: Tree) -> None:
+    def _reduce_own(self, replica_context: ReplicaContext, extra_args: dict[str, Tree]) -> dict[str, Tree]:
+        """Return the arguments that belong to a replica's gradients, reduced like these."""
+        own = {name: jax.tree.map(jnp.asarray, extra_args[name]) for name in _OF_GRADIENTS if name in extra_args}
+        reduced: dict[str, Tree] = replica_context._reduce_nest(self._reduce_op, own, self._options)
+        return reduced
+
+    def _apply_compiled(self, strategy: StrategyLike, *args: Tree) -> None:
         """Applies the gradients of eager replicas, in cross-replica context, by one program for all replicas."""
-        program, call = self._run_compiled._program((gradients,), {})
+        program, call = self._run_compiled._program(args, {})
         program.run(call, (), taped=False)
 
     def _new_parts(
-        self, gradients: Sequence[jax.Array | sharding.Part], parameters: Tree
+        self, gradients: Sequence[jax.Array | sharding.Part], parameters: Tree, extra_args: dict[str, Tree]
     ) -> tuple[Sequence[sharding.Value], list[jax.Array]]:
         """Returns the new parameters and this replica's part of the new state; of gradients, its parts suffice."""
         count, sharded_state = self._reducer.mesh.size, self._sharded_state
         kinds = sharded_state._types
         leaves, tree = jax.tree.flatten(parameters)
         wide = [jax.ShapeDtypeStruct(x.shape, (x.part if isinstance(x, sharding.Part) else x).dtype) for x in gradients]
-        closed, (_, after) = jax.make_jaxpr(self._new_values, return_shape=True)(
+        update = functools.partial(self._new_values, extra_args=extra_args)
+        closed, (_, after) = jax.make_jaxpr(update, return_shape=True)(
             jax.tree.unflatten(tree, wide),
             sharded_state._of_leaves(kinds),
             jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]),
@@ -300,8 +339,10 @@ class Optimizer:
         assert isinstance(reducer, Reducer)
         return reducer
 
-    def _new_values(self, gradients: Tree, state: Tree, parameters: Tree) -> tuple[Tree, Tree]:
-        updates, after = self._transformation.update(gradients, state, parameters)
+    def _new_values(
+        self, gradients: Tree, state: Tree, parameters: Tree, extra_args: dict[str, Tree]
+    ) -> tuple[Tree, Tree]:
+        updates, after = self._transformation.update(gradients, state, parameters, **extra_args)
         structure: object = jax.tree.structure(after)
         if structure == jax.tree.structure(state):  # otherwise it is refused when it is assigned
             after = jax.tree.map(_of_dtype, after, state)
