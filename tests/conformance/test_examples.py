@@ -41,7 +41,7 @@ def launched(options: str, name: str, *arguments: str) -> subprocess.CompletedPr
 @pytest.mark.sampled(4, others="thorough")
 @pytest.mark.parametrize(
     "name, least",
-    [("custom_training.py", 0.8), ("keras_fit.py", 0.8), ("tpu.py", 0.8), ("nnx.py", 0.8)],
+    [("custom_training.py", 0.8), ("keras_fit.py", 0.8), ("tpu.py", 0.8), ("nnx.py", 0.8), ("equinox_mlp.py", 0.8)],
 )
 def test_examples_reach_their_accuracy(output_of, name, least):
     accuracies = re.findall(r"test accuracy ([\d.]+)", output_of(name))
