@@ -105,6 +105,12 @@ PROVOKED = {
     """,
     "A float cannot be made of a PerReplica value": "float(x)",
     "A PerReplica value is used in ...": "strategy.run(lambda: x + 1)",
+    "A replica function uses a copy of a ... that nnx.jit or another transformation around `strategy.run` made.": """
+        from flax import nnx
+        with strategy.scope(): model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+        gradient = nnx.grad(lambda model: model(jnp.ones(1)).sum())
+        nnx.jit(lambda model: strategy.run(gradient, args=(model,)))(model)
+    """,
     "It looks like you are using a PerReplica object while not inside a replica context, which is not supported.": (
         "jnp.sin(x)"
     ),

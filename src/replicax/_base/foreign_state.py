@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.abc
+import importlib.machinery
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -31,14 +33,54 @@ def join() -> None:
     """Joins the libraries that are loaded by now. Cheap where nothing has changed."""
     if not _joining:
         raise errors.not_plugged_in("The joining of Keras and Flax NNX")
-    for name, joining in _joining.items():
+    for name in _joining:
         if name not in _joined and _is_loaded(name):
-            _joined.add(name)
-            try:
-                joining()
-            except BaseException:
-                _joined.discard(name)
-                raise
+            _join(name)
+
+
+def _join(name: str) -> None:
+    _joined.add(name)
+    try:
+        _joining[name]()
+    except BaseException:
+        _joined.discard(name)
+        raise
+
+
+class JoinOnImport(importlib.abc.MetaPathFinder):
+    """A context in which a library joins at the end of its import, before the program makes objects of it."""
+
+    def __enter__(self) -> None:
+        sys.meta_path.insert(0, self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find a library of ours by the other finders, and have it join when it is loaded."""
+        if name not in _joining or name in _joined:
+            return None
+        finders = [finder for finder in sys.meta_path if not isinstance(finder, JoinOnImport)]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _JoiningLoader(spec.loader)
+        return spec
+
+
+class _JoiningLoader(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader):
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        _join(module.__name__)
 
 
 def load(name: str) -> types.ModuleType:

@@ -41,7 +41,7 @@ from replicax._base.foreign_state import Original
 from replicax._base.types import Tree, VariableAggregation, VariableSynchronization
 from replicax._integrations import nnx_paths
 from replicax._integrations.nnx_checkpoints import checkpoint_leaf, is_arrays, nested_state
-from replicax._integrations.nnx_normalization import normalized, statistics
+from replicax._integrations.nnx_normalization import normalized, statistics, update_welford
 from replicax._tracing import active_tapes, frames
 from replicax._tracing import context as _context
 from replicax._variables import creators, layouts
@@ -95,7 +95,7 @@ def join() -> None:
     tree._tracked = lambda node: nested_state(nnx.state(node, variable))
     nnx.State._tracked = nested_state  # type: ignore[attr-defined]
     foreign_state.wrap(nnx.Optimizer, "__init__", view.init_optimizer)
-    foreign_state.wrap(nnx.metrics.Welford, "update", _update_welford)
+    foreign_state.wrap(nnx.metrics.Welford, "update", update_welford)
     foreign_state.wrap(nnx.BatchNorm, "__call__", normalized)
     foreign_state.wrap(normalization, "_compute_stats", statistics)
     tracers.current_jax_trace = _current_trace(tracers.current_jax_trace)
@@ -362,11 +362,20 @@ class _Writing:
             return _may_assign()
         if self._can_update(variable):
             return True
-        if in_step() and _may_assign() and variable._trace_state._jax_trace == self._outside:
+        made_in: object = variable._trace_state._jax_trace
+        if not (in_step() and _may_assign()):
+            return False
+        if made_in == self._outside:
             raise _trace_error(
                 f"A step writes a {type(variable).__name__} that was made outside of the step and of the strategy's "
                 "scope, or that holds no arrays, from which the new value would not come out. Make models, optimizers, "
                 "metrics and nnx.Rngs under `with strategy.scope():`, or inside of the step."
+            )
+        if _context.in_replica_function() and not isinstance(made_in, _InReplica):
+            raise _trace_error(
+                f"A replica function uses a copy of a {type(variable).__name__} that nnx.jit or another transformation "
+                "around `strategy.run` made. Compile the step with replicax.function in place of nnx.jit, which works "
+                "inside of the replica function."
             )
         return False
 
@@ -434,13 +443,3 @@ def _current_trace(current: Callable[[], object]) -> Callable[[], object]:
         return trace if context is None else _InReplica(trace, weakref.ref(context))
 
     return current_jax_trace
-
-
-def _update_welford(update: Original, metric: nnx.metrics.Welford, /, *args: object, **kwargs: object) -> Tree:
-    context = _context.get_replica_context() if _context.has_strategy() else None
-    if context is not None and context.num_replicas_in_sync > 1:
-        raise NotImplementedError(
-            "nnx.metrics.Welford is updated by a replica, but what several replicas find cannot be added up. Return "
-            "the values from the replica function, and update it outside of `run`."
-        )
-    return update(metric, *args, **kwargs)

@@ -54,3 +54,14 @@ def statistics(compute: Original, x: jax.Array, axes: Any, *args: object, **kwar
         return moments_of_all(wide, along, options["mask"], squares_at_once=options["use_fast_variance"])
     squares, _ = moments_of_all(jnp.square(jnp.abs(wide)), along, options["mask"], squares_at_once=True)
     return jnp.zeros_like(squares), squares
+
+
+def update_welford(update: Original, metric: nnx.metrics.Welford, /, *args: object, **kwargs: object) -> Tree:
+    """Update the metric; raise `NotImplementedError` in one of several replicas."""
+    context = _context.get_replica_context() if _context.has_strategy() else None
+    if context is not None and context.num_replicas_in_sync > 1:
+        raise NotImplementedError(
+            "nnx.metrics.Welford is updated by a replica, but what several replicas find cannot be added up. Return "
+            "the values from the replica function, and update it outside of `run`."
+        )
+    return update(metric, *args, **kwargs)

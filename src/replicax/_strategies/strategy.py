@@ -446,8 +446,9 @@ class _Scope(contextlib.AbstractContextManager[Strategy]):
         foreign_state.join()
         self._entered = True
         self._thread = threading.get_ident()
-        self._context = self._strategy._extended._scope_context()
-        self._context.__enter__()
+        self._context = contextlib.ExitStack()
+        self._context.enter_context(self._strategy._extended._scope_context())
+        self._context.enter_context(foreign_state.JoinOnImport())
         return self._strategy
 
     def __exit__(
