@@ -408,7 +408,7 @@ def local_shapes(value: PerReplica) -> list[Shape]:
     return []
 
 
-def component_count(value: PerReplica) -> int:
+def component_count(value: PerReplica | Mirrored) -> int:
     """Returns the number of components, on all workers together."""
     return len(value.values) if value._mesh is None else value._mesh.size
 
