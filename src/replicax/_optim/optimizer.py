@@ -196,7 +196,7 @@ class Optimizer:
         def weigh(gradient: Leaf) -> Leaf:
             if isinstance(weight, float) and not weight:  # the mean of no rows is NaN, and so is its gradient
                 return jnp.zeros_like(gradient)
-            return (gradient * weight).astype(jnp.result_type(gradient))
+            return (jnp.asarray(gradient) * weight).astype(jnp.result_type(gradient))
 
         return jax.tree.map(weigh, gradients)
 
