@@ -173,7 +173,7 @@ class _DistributedArguments:
         """Returns a replica's own components, where `blocks` are its blocks of the inputs."""
         return [block[0] if stacked else block for block, stacked in zip(blocks, self.stacked)]
 
-    def refusal(self, error: uneven_replicas.NotAlike) -> BaseException:
+    def refusal(self, error: Exception) -> BaseException:
         """Returns the exception to raise where components that are not alike cannot be compiled."""
         if reader() is not None:
             return RunEagerly()
@@ -275,9 +275,11 @@ def _run(
         out_specs = [form.spec for form in out_forms]
         found = mapped(program, mesh, in_specs, out_specs)(variables.values, arguments.inputs)
         result = outputs.restored(found[: len(outputs.common)], mesh, padded)
-        mark_results(result, arguments.part_rows, traces[0].sum_warning)
-    except uneven_replicas.NotAlike as error:
-        raise arguments.refusal(error) from error
+    except Exception as error:  # from a pass: tracing has ended, and eager replicas may assign equal values
+        if isinstance(error, uneven_replicas.NotAlike) or (len(traces) > 1 and reader() is not None):
+            raise arguments.refusal(error) from error
+        raise
+    mark_results(result, arguments.part_rows, traces[0].sum_warning)
     variables.write(found[len(outputs.common) :])
     for trace in traces:
         trace.level.values.clear()
@@ -340,7 +342,13 @@ def _traces(
     known: list[list[Shape]] = []
     for _ in range(5):  # what is gathered may come from what was gathered before
         gathers = [uneven_replicas.Gathers(known) for _ in arguments.kinds]
-        traces = traced(gathers)
+        try:
+            traces = traced(gathers)
+        except Exception as error:
+            supposed = any(each.supposes for each in gathers)
+            if isinstance(error, uneven_replicas.NotAlike) or reader() is None or not supposed:
+                raise
+            raise uneven_replicas.NotAlike("tracing failed before it was known what all replicas gather") from error
         found = uneven_replicas.gathered(gathers, arguments.which)
         alike = all(len(set(shapes)) == 1 for shapes in found) and not any(each.guessed for each in gathers)
         if found == known or (not known and alike):

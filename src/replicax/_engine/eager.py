@@ -22,7 +22,7 @@ from replicax._base import errors, jax_internals, nest, profiling, tracebacks
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree
 from replicax._collectives.arithmetic import Reducible
 from replicax._collectives.reducer import Reducer
-from replicax._tracing import active_tapes, frames
+from replicax._tracing import active_tapes, frames, undo
 from replicax._tracing import context as _context
 from replicax._tracing.context import ReplicaContext, StrategyLike
 from replicax._values import (
@@ -357,25 +357,23 @@ def run(
 ) -> Tree:
     """Calls `fn` on every local replica, eagerly, and returns the results put together.
 
+    If one of several replicas fails, all variables keep their former values: the replicas' copies would differ
+    otherwise.
+
     Raises:
-        ValueError: the replicas assigned different values to a variable that does not allow it. All variables have the
-            values again that they had before.
+        ValueError: the replicas assigned different values to a variable that does not allow it.
     """
     mesh = reducer.mesh
     if mesh.size == 1:
         return regroup(Lockstep(strategy, reducer).call(fn, args, kwargs), mesh)
-    with frames.noted() as notes:
+    with undo.undo_on_error() as log:
         lockstep = Lockstep(strategy, reducer)
         result = mark_results(regroup(lockstep.call(fn, args, kwargs), mesh), lockstep.part_rows)
+        assigned_alike.check(mesh, log.variables)
     if mesh.lone and any(map(_is_uneven, nest.leaves((args, kwargs)))):
         for array in arrays_of(result):
             if array.ndim:
                 note_differing(array)
-    try:
-        assigned_alike.check(mesh, notes.variables)
-    except ValueError:
-        notes.take_back()
-        raise
     if active_tapes.entered():
         active_tapes.lost(_NOT_SEEN, arrays_of((args, kwargs)), arrays_of(result), variables=True)
     return result

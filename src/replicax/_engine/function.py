@@ -89,7 +89,7 @@ class Function:
         taped = not jax_internals.is_eager(jax_internals.current_trace())  # by a tape, or traced by a `jax.jit`
         if modes.functions_run_eagerly():
             with self._code.entered(inside=True):
-                return self._repeated(lambda: self._code.call(args, kwargs, converts=False))
+                return self._repeated(lambda: self._code.call_eagerly(args, kwargs))
         if taped and frames.is_tracing():
             return self._repeated(lambda: self._code.call(args, kwargs))
         self._programs.log.calls += 1

@@ -15,7 +15,7 @@ from replicax._base import array_conversion, nest, profiling
 from replicax._base.errors import OutOfRangeError
 from replicax._base.types import Leaf, Tree
 from replicax._data import calls
-from replicax._tracing import autograph_switch, frames
+from replicax._tracing import autograph_switch, frames, undo
 from replicax._tracing.dataset_reads import Abort, given_back
 
 
@@ -104,6 +104,17 @@ def no_creation(refused: bool) -> Iterator[None]:
         of_thread.no_creation = before
 
 
+def undo_on_error() -> contextlib.AbstractContextManager[object]:
+    """Return a context for the Python code of a function that undoes its assignments if it fails.
+
+    The end of the data is no failure. In an eager replica the context does nothing: `strategy.run` undoes the
+    assignments of all replicas.
+    """
+    if isinstance(frames.frame(), frames.ReplicaFrame):
+        return contextlib.nullcontext()
+    return undo.undo_on_error(StopIteration, OutOfRangeError)
+
+
 class Running:
     """Python code that is being traced, or runs as it is."""
 
@@ -175,6 +186,11 @@ class PythonCode:
             calls.refuse_stop(error, "The compiled function", self.function)
             raise
 
+    def call_eagerly(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
+        """Call the Python function, which changes nothing if it fails."""
+        with undo_on_error():
+            return self.call(args, kwargs, converts=False)
+
     def result_of(self, returned: Tree) -> Tree:
         """Returns the result of a call in which the Python function returned this."""
         return returned if self.returned is None or functions_run_eagerly() else self.returned(returned)
@@ -184,12 +200,15 @@ class PythonCode:
         return _Entered(self, inside)
 
     def run(self, args: tuple[Tree, ...], kwargs: dict[str, Tree], host: bool) -> Tree:
-        """Runs as it is: with `host` each `strategy.run` in it is compiled, otherwise all is eager."""
+        """Runs as it is: with `host` each `strategy.run` in it is compiled, otherwise all is eager.
+
+        If it runs eagerly and fails, it changes nothing, as a compiled call.
+        """
         before = of_thread.host_driven, of_thread.host_converts, of_thread.driven
         of_thread.host_driven, of_thread.host_converts, of_thread.driven = host, self.autograph, self
         try:
             with self.entered():
-                return self.call(args, kwargs, converts=host)
+                return self.call(args, kwargs) if host else self.call_eagerly(args, kwargs)
         except StopIteration as error:  # of a `next(iterator)` in it
             raise calls.ending(OutOfRangeError("End of sequence")) from error
         finally:
@@ -201,11 +220,11 @@ class PythonCode:
         numbers = self.random_numbers
         token = _rehearses.set(True)  # a compiled function in it would take over the arrays that are to come back
         try:
-            with frames.noted() as notes, given_back():
+            with undo.log_writes() as log, given_back():
                 try:
                     self.run(args, kwargs, host=False)
                 finally:
-                    notes.take_back()
+                    log.undo()
         finally:
             _rehearses.reset(token)
             self.random_numbers = numbers

@@ -27,7 +27,7 @@ from replicax._engine.program_outputs import ProgramOutputs
 from replicax._engine.repeated_program import RepeatedProgram, Returned, Step, token_of
 from replicax._engine.signature import CallSignature
 from replicax._passes import cpu_convolutions, merge_all_reduces, nan_checks, vectorize, work
-from replicax._tracing import active_tapes, frames, lost_values, step_failures
+from replicax._tracing import active_tapes, frames, lost_values, step_failures, undo
 from replicax._tracing.dataset_reads import DatasetRead, element_arrays
 from replicax._tracing.state import Stored
 from replicax._values import PerReplica
@@ -307,6 +307,7 @@ class Program:
             if lost_values.any_lost:
                 for key in level.inputs:
                     level.variables[key]._storage.refuse_lost()
+            undo.note(level.written.values())
             elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
             program: Callable[..., Returned]
             arguments: tuple[Arrays, ...]

@@ -9,12 +9,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Hashable, Iterator
 
+import jax
+
 from replicax._base import doc_pages, tracebacks
 from replicax._base.messages import shown
 from replicax._base.optimizing import optimizes_programs
 from replicax._base.types import Leaf, Tree
 from replicax._engine.signature import CallSignature
+from replicax._passes.uneven_replicas import NotAlike
 from replicax._tracing.dataset_reads import RunEagerly
+
+_NEEDS_VALUES = (  # JAX's errors for programs that need the value of a tensor; eager replicas have it
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 PROGRAMS = 4  # a function has these for batches with parts of different shapes; for further ones it runs eagerly
 
@@ -60,17 +70,23 @@ class UnevenCalls:
     def failed(self, call: CallSignature, error: BaseException, pulled: bool) -> None:
         """Notes that tracing a call failed; raises `RunEagerly` where it is to run so, now and later.
 
-        `pulled`: whether elements of datasets, which later calls may have of other shapes, had a part in it.
+        It runs eagerly if no program can be made, or if the function needs the value of a tensor. Eager replicas would
+        raise any other error of the function again.
+
+        Args:
+            call: the call.
+            error: the exception that ended the tracing.
+            pulled: whether the trace took elements of datasets, which may have other shapes in later calls.
         """
         if isinstance(error, RunEagerly) and error.decided:
             return
         if isinstance(error, RunEagerly):
             known = bool(call.uneven) or not pulled
         else:
-            known = bool(call.uneven) and isinstance(error, Exception) and not isinstance(error, StopIteration)
+            known = bool(call.uneven) and isinstance(error, _NEEDS_VALUES)
         if known:
             self._failures += bool(call.uneven)
-            self._reason = str(error.__cause__ or "") if isinstance(error, RunEagerly) else ""
+            self._reason = str(error.__cause__) if isinstance(error.__cause__, NotAlike) else ""
             self._eager[call.key, call.uneven] = call.statics
             raise RunEagerly from error
 

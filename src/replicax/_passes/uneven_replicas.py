@@ -128,6 +128,11 @@ class Gathers:
         self.own: list[tuple[int, ...]] = []  # for each gathering, the shape of this trace's value
         self.guessed = False  # whether it took others' values to have shapes that nobody has seen
 
+    @property
+    def supposes(self) -> bool:
+        """Whether the trace has gathered a value before the shapes of the other replicas' values were known."""
+        return len(self.own) > len(self._known)
+
     def __call__(self, leaf: jax.Array, axis: int) -> jax.Array:
         self.own.append(leaf.shape)
         shapes: Sequence[tuple[int, ...]] = [leaf.shape]

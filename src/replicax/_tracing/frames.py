@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import contextvars
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,7 +24,7 @@ from jax.core import ShapedArray
 from replicax._base import jax_internals, tracebacks
 from replicax._base.types import Leaf
 from replicax._data.prefetch import advancing
-from replicax._tracing import trace_caches
+from replicax._tracing import trace_caches, undo
 from replicax._tracing.state import Components, DistributedState, OneCopyState, State
 from replicax._tracing.tape_trace import below
 from replicax._values import DistributedValues, Mirrored, PerReplica, ReplicaMesh, of_array, of_traced, own_component
@@ -34,44 +33,6 @@ _Kind = type[PerReplica] | type[Mirrored]
 
 _slots = itertools.count()
 _input = jax_internals.InputPrimitive("replicax_input")
-
-
-class Noted:
-    """The variables that are written outside of any trace, each with the leaves that it had before."""
-
-    def __init__(self) -> None:
-        self.before: dict[int, tuple[State, list[jax.Array]]] = {}
-
-    @property
-    def variables(self) -> list[State]:
-        """The variables, in the order in which they were first written."""
-        return [variable for variable, _ in self.before.values()]
-
-    def add(self, variable: State) -> None:
-        """Notes the value of a variable that is about to be written."""
-        if id(variable) not in self.before:
-            self.before[id(variable)] = variable, list(variable._storage.read())
-            variable._storage.lent = True  # a compiled program must not take over what may come back
-
-    def take_back(self) -> None:
-        """Gives the variables the values again that they had; new ones have their initial values."""
-        with lock:
-            for variable, leaves in self.before.values():
-                variable._storage.write(leaves)
-
-
-_noted: contextvars.ContextVar[tuple[Noted, ...]] = contextvars.ContextVar("noted", default=())
-
-
-@contextlib.contextmanager
-def noted() -> Iterator[Noted]:
-    """Returns a context that notes what is written in it, also by threads that inherit the context."""
-    notes = Noted()
-    token = _noted.set((*_noted.get(), notes))
-    try:
-        yield notes
-    finally:
-        _noted.reset(token)
 
 
 notes_changes = False  # whether variables that are written from now on have changed; before it, they are set up
@@ -88,8 +49,7 @@ def note(variable: State) -> None:
     if notes_changes:
         variable._changed = True
         variable._changed_by_input |= bool(advancing.locks)
-    for notes in _noted.get():
-        notes.add(variable)
+    undo.note([variable])
 
 
 class Frame(abc.ABC):
@@ -384,9 +344,7 @@ def refuse_tracers(leaves: list[jax.Array]) -> None:
         )
 
 
-# Held while a compiled program takes variables' arrays and puts new ones in their place, and wherever else arrays that
-# are not lent are taken, until they were computed with: meanwhile another thread's program would take them over.
-lock = threading.RLock()
+lock = undo.lock
 
 # The ids of variables, and of the shared stores that they stand in, whose new values a program computes that may
 # fail: it is waited for without the lock. Other programs of this process that assign them wait for the end of it.
