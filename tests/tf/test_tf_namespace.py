@@ -424,6 +424,37 @@ assert tf.nest.flatten(slices) == [slices] and len(tf.nest.flatten(slices, expan
 """)
 
 
+def test_variables_made_in_init_scope_of_a_replica_have_values_there(run):
+    run("""
+ON_READ = dict(synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM)
+def outcome(first, second, compiled_replica):
+    made = []
+    def train(x):
+        with tf.init_scope():
+            if not made:
+                made.append(first())
+                made.append(second(made[0]))
+        return x + made[1]
+    if compiled_replica:
+        total = strategy.run(tf.function(train), args=(tf.constant(1.0),))
+    else:
+        total = tf.function(lambda x: strategy.run(train, args=(x,)))(tf.constant(1.0))
+    assert len(made) == 2
+    return [float(x) for x in strategy.experimental_local_results(total)]
+def assigned(v):
+    v.assign_add(1.0)
+    return tf.Variable(v * 3.0)
+for compiled_replica in (True, False):
+    for second in (lambda v: tf.Variable(v * 3.0), lambda v: tf.Variable(v.read_value() * 3.0),
+                   lambda v: tf.Variable(tf.function(lambda: v * 3.0)())):
+        for options in ({}, ON_READ):  # the first replica's own value, not the sum
+            assert outcome(lambda: tf.Variable(2.0, **options), second, compiled_replica) == [7.0, 7.0]
+    assert outcome(lambda: tf.Variable(2.0), lambda v: tf.Variable(lambda: v * 3.0), compiled_replica) == [7.0, 7.0]
+    assert outcome(lambda: tf.Variable(2.0), assigned, compiled_replica) == [10.0, 10.0]
+    assert outcome(lambda: tf.Variable(2.0, **ON_READ), assigned, compiled_replica) == [10.0, 10.0]
+""")
+
+
 def test_arrays_of_tensors_that_grow(run):
     run("""
 import warnings

@@ -129,9 +129,8 @@ def reader() -> Reader | None:
 def outside() -> Iterator[None]:
     """Returns a context outside of all that is being traced, where the functions of datasets run."""
     before, _readers.stack = _readers.stack, []
-    frame = frames.frame()
     try:
-        with jax_internals.untraced(), frames.entered(frame if frame.local else frames.GlobalFrame()):
+        with jax_internals.untraced(), frames.entered(frames.untraced_frame()):
             yield
     finally:
         _readers.stack = before

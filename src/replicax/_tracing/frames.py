@@ -378,6 +378,11 @@ def frame() -> Frame:
     return _frames.stack[-1]
 
 
+def untraced_frame() -> Frame:
+    """Returns the innermost frame of this thread that is no level of tracing: an eager replica's, or the global one."""
+    return next(frame for frame in reversed(_frames.stack) if not isinstance(frame, TraceFrame))
+
+
 def levels() -> list[TraceFrame]:
     """Returns the levels that this thread is tracing, the outermost first."""
     return [frame for frame in _frames.stack if isinstance(frame, TraceFrame)]

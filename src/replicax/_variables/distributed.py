@@ -304,9 +304,8 @@ class SyncOnReadVariable(_Distributed):
         return StackedStorage(self.name, self._types, self._mesh, leaves, lent)
 
     def _read(self) -> Leaves:
-        frame = frames.frame()
-        if self._in_own_replica() and frame.local:
-            return frame.read(self)
+        if self._in_own_replica():
+            return frames.frame().read_component(self, 0)  # in `tf.init_scope` of a traced replica, the first one's
         return self._aggregated()
 
     def _aggregated(self) -> Leaves:
