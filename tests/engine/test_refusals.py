@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import ctypes
+import functools
 import sys
 import threading
 
@@ -50,6 +51,32 @@ def kept_context(before):
     return kept[0].replica_id_in_sync_group
 
 
+class Holder:
+    __slots__ = ("__dict__", "tensor")
+
+
+def tensor_left_on_an_object():
+    holder = Holder()
+
+    def replica_step(x):
+        holder.tensor = x * 2
+
+    def step(x):
+        mirrored(2).run(replica_step, args=(x,))
+        return holder.tensor + 1
+
+    return rx.function(step)(jnp.float32(1))
+
+
+def object_with_tensors(in_replica):
+    def made(x):
+        holder = Holder()
+        holder.name, holder.tensor, holder.several = "name", x * 2, [x, 1]
+        return holder
+
+    return rx.function(lambda x: mirrored(2).run(made, args=(x,)) if in_replica else made(x))(jnp.float32(1))
+
+
 def dead_tracer():
     kept = []
     jax.jit(lambda x: kept.append(x) or x)(1.0)
@@ -57,6 +84,15 @@ def dead_tracer():
 
 
 CASES = [
+    (tensor_left_on_an_object, jax.errors.UnexpectedTracerError, "replica function .* Return it from that function"),
+    *(
+        (
+            functools.partial(object_with_tensors, in_replica),
+            TypeError,
+            "Could not build a TypeSpec for a Holder of unsupported type .* in tensor, several. Return",
+        )
+        for in_replica in (False, True)
+    ),
     (lambda: mirrored(2).scope().__exit__(None, None, None), RuntimeError, "without having been entered"),
     (left_in_another_thread, RuntimeError, "left in another thread"),
     (lambda: mirrored(2).extended.read_var(5), TypeError, "`read_var` takes a variable, got 5"),

@@ -35,6 +35,23 @@ from replicax._values import (
 )
 
 
+def _holds_tracer(value: object) -> bool:
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(item, jax.core.Tracer) for item in values)
+
+
+def _refuse_tensors_of(leaf: Leaf) -> None:
+    """Raise `TypeError` if an object that JAX does not take apart has traced tensors among its attributes."""
+    slots = [name for kind in type(leaf).__mro__ for name in getattr(kind, "__slots__", ())]
+    attributes = {name: getattr(leaf, name) for name in slots if hasattr(leaf, name)} | getattr(leaf, "__dict__", {})
+    if names := [name for name, value in attributes.items() if _holds_tracer(value)]:
+        raise TypeError(
+            f"Could not build a TypeSpec for a {type(leaf).__name__} of unsupported type {type(leaf)}. A compiled "
+            f"function returns it with tensors that are known in the function alone, in {', '.join(names)}. Return "
+            "the tensors in a tuple or dict, or register the class with `jax.tree_util.register_pytree_node`."
+        )
+
+
 class ProgramOutputs:
     """The results of a traced function: arrays that come out of its program, and what stays as it is.
 
@@ -84,6 +101,7 @@ class ProgramOutputs:
             return _OutputLeaf(_OwnCopy(place), place)
         if isinstance(leaf, (str, bytes)) and array_text.style == "tensorflow":  # a tensor, as numbers are
             return _OutputLeaf(lambda arrays: as_strings(as_host(leaf)))
+        _refuse_tensors_of(leaf)
         return _OutputLeaf(lambda arrays: leaf)
 
     def _take_value(self, leaf: PerReplica | Mirrored) -> _OutputLeaf:

@@ -125,8 +125,17 @@ _NEEDS_VALUES = (
 )
 
 
+_LEFT_BEHIND = (
+    "A tensor was used outside of the compiled function that computed it, or of the replica function of "
+    "`strategy.run`, which had left it on an object or in a list. Return it from that function and use the result. "
+    "JAX says:"
+)
+
+
 def advise(error: BaseException) -> None:
-    """Adds to an error about a value that is not known while tracing what to do, once."""
+    """Add to an error of JAX about a traced value what to do, once."""
+    if isinstance(error, jax.errors.UnexpectedTracerError) and not str(error).startswith(_LEFT_BEHIND):
+        error.args = (f"{_LEFT_BEHIND} {error}",)
     if isinstance(error, _NEEDS_VALUES):
         text = _BRANCH if isinstance(error, jax.errors.TracerBoolConversionError) and not is_on() else _VALUE
         if not {_BRANCH, _VALUE} & set(getattr(error, "__notes__", ())):
