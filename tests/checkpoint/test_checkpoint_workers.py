@@ -169,3 +169,137 @@ def test_a_worker_does_not_wait_for_a_killed_writer(tmp_path):
     v = rx.Variable([0.0, 0.0])
     rx.train.Checkpoint(v=v).restore(latest).expect_partial()
     assert v.numpy().tolist() == [1.0, 2.0]
+
+
+DISKS = """
+import builtins, contextlib, shutil, warnings
+
+disk = folder / f"disk{me}"  # not shared by the workers
+manager = rx.train.CheckpointManager(checkpoint, disk / "saved", max_to_keep=3)
+for number in (1.0, 2.0, 3.0):
+    checkpoint.v.assign([number, number])
+    strategy.run(lambda: checkpoint.total.assign(number + rid()))
+    checkpoint.data.at = int(number) * 10 + me
+    manager.save()
+
+def damage(path):
+    (path / "replicax.json").write_text("{}")
+
+def restore(case, directory, use_manager=True):
+    new = made()
+    new.v.assign([0.5, 0.5])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            if use_manager:
+                at = rx.train.CheckpointManager(new, directory, max_to_keep=3).restore_or_initialize()
+            else:
+                at = rx.train.latest_checkpoint(directory)
+                new.restore(at)
+            at = at and os.path.relpath(at, directory)
+        except (rx.CheckpointError, FileNotFoundError) as error:
+            at = f"{type(error).__name__}: {error}"
+    texts = [str(warning.message) for warning in caught]
+    told(case, [at, parts(new.v), parts(new.total), new.data.at, int(new.save_counter), texts])
+
+for case, worker, harm in [
+    ("empty", 1, shutil.rmtree),
+    ("missing", 1, lambda path: shutil.rmtree(path / "ckpt-3")),
+    ("damaged", 1, lambda path: damage(path / "ckpt-3")),
+    ("behind", 0, lambda path: shutil.rmtree(path / "ckpt-3")),
+]:
+    for use_manager in (True, False):
+        directory = disk / f"{case}{use_manager}"
+        shutil.copytree(disk / "saved", directory)
+        if me == worker:
+            harm(directory)
+        restore(case + (" for a manager" if use_manager else " for restore"), directory, use_manager)
+
+directory = disk / "lost"
+shutil.copytree(disk / "saved", directory)
+for path in directory.glob("ckpt-*") if me else ():
+    damage(path)
+if me == 0:
+    shutil.rmtree(directory)
+restore("lost", directory)
+restore("nothing", disk / "nothing")
+
+# One read fails in a folder that all share.
+shared = rx.train.CheckpointManager(checkpoint, folder / "shared", max_to_keep=3)
+for number in (4.0, 5.0):
+    checkpoint.v.assign([number, number])
+    shared.save()
+
+@contextlib.contextmanager
+def failing_reads(name):
+    open_file = builtins.open
+    def fail(file, *rest, **kw):
+        if name in str(file):
+            raise OSError(5, "Input/output error", str(file))
+        return open_file(file, *rest, **kw)
+    builtins.open = fail
+    yield
+    builtins.open = open_file
+
+with failing_reads("ckpt-5/") if me == 1 else contextlib.nullcontext():
+    restore("shared", folder / "shared")
+
+# The number of calls that a handler restores, where nothing else belongs to several workers.
+def handle():
+    calls = rx.train.CheckpointManager(rx.train.Checkpoint(x=np.zeros(1)), disk / "calls", max_to_keep=1)
+    return calls, rx.experimental.PreemptionCheckpointHandler(strategy.cluster_resolver, calls)
+
+calls, handler = handle()
+for _ in range(3):
+    handler.run(lambda: None)
+calls.save()
+if me == 0:
+    shutil.rmtree(disk / "calls")
+told("calls", handle()[1].total_run_calls)
+"""
+
+
+def test_all_workers_restore_the_same_checkpoint_whatever_is_on_their_disks(tmp_path):
+    folder = tmp_path / "out"
+    with Workers(tmp_path / "job", 2, START + DISKS, devices=2, env={"FOLDER": str(folder)}) as workers:
+        done = workers.join(timeout=120)
+    assert [worker.returncode for worker in done.values()] == [0, 0], workers.output()
+    told = told_by(done)[""]
+    for case, lacking in (("empty", 1), ("missing", 1), ("damaged", 1), ("behind", 0)):
+        for me, worker in enumerate(told):
+            at, v, total, position, saves, warnings = worker[f"{case} for a manager"]
+            assert (at, v, position, saves) == ("ckpt-3", [[3.0, 3.0]] * 2, 30 + me, 3), case
+            assert total == [[3.0, 4.0], [5.0, 6.0]][me]
+            received = [text for text in warnings if f"of worker {1 - lacking}, and received" in text]
+            assert len(received) == (me == lacking) and len(warnings) == (me == lacking) * (1 + (case == "damaged"))
+            # Each worker restores what it finds: an error on both, which names both, and nothing is changed.
+            error, v, _, _, saves, _ = worker[f"{case} for restore"]
+            assert error.startswith("CheckpointError: The workers restore different checkpoints: worker 0 restores ")
+            assert "ckpt-3" in error and ("nothing" if case == "empty" else "ckpt-2") in error
+            assert "differs between worker 0 and worker 1" in error
+            assert (v, saves) == ([[0.5, 0.5]] * 2, 0)
+    for worker in told:
+        assert worker["lost"][0].startswith("CheckpointError: No worker has a checkpoint that is whole")
+        assert "worker 1: The checkpoint " in worker["lost"][0]
+        assert worker["nothing"] == [None, [[0.5, 0.5]] * 2, [0.0, 0.0], 0, 0, []]
+        assert worker["shared"][:2] == ["ckpt-5", [[5.0, 5.0]] * 2]
+        assert worker["calls"] == 3
+
+
+ONE_RESTORES = """
+latest = folder / "ckpt"
+if me == 0:
+    files.write(str(latest), files.Saved([{"children": {"v": 1}}, {"children": {}, "key": "v"}],
+                                         {"v": np.float32([3.0, 4.0])}, "token", "save"))
+    checkpoint.restore(latest).expect_partial()
+strategy.run(lambda: checkpoint.v.assign_add(rx.get_replica_context().all_reduce("SUM", jnp.ones(2))))
+told("not here", checkpoint.v.numpy().tolist())
+"""
+
+
+def test_a_worker_that_does_not_restore_is_named_before_the_next_step(tmp_path):
+    with Workers(tmp_path / "job", 2, START + ONE_RESTORES, env={"FOLDER": str(tmp_path / "out")}) as workers:
+        done = workers.join(timeout=60)
+    for worker in done.values():
+        assert worker.returncode and "not here" not in worker.stdout
+        assert 'worker 0 makes "a restore of a checkpoint"' in worker.stderr and "worker 1 makes" in worker.stderr

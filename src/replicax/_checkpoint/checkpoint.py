@@ -4,132 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, cast
 
-import jax
 import numpy as np
 
 from replicax._base import foreign_state, planning, specs
 from replicax._base.atomic_files import path_text
-from replicax._base.errors import CheckpointError
 from replicax._base.progress import progress
 from replicax._base.types import Leaf
-from replicax._checkpoint import files as _files
-from replicax._checkpoint import lists, object_graph, report
+from replicax._checkpoint import lists, object_graph, report, workers
 from replicax._checkpoint.files import Path
-from replicax._checkpoint.object_graph import Identity, ObjectNode, PositionLeaf
+from replicax._checkpoint.object_graph import PositionLeaf
 from replicax._checkpoint.report import Report
 from replicax._checkpoint.restore import (
     CheckpointLoadStatus,
     InitializationOnlyStatus,
     LoadStatus,
     Restoration,
-    key_of,
-    name_in_messages,
+    open_checkpoint,
 )
-from replicax._checkpoint.sources import POSITION, REPLICAS
+from replicax._checkpoint.sources import Source
+from replicax._checkpoint.write import OnWritten, Positions, snapshot, write_alone, write_together
 from replicax._data import iterators
-from replicax._input.iterator import DistributedIterator
-from replicax._job import exchange
 from replicax._tracing import context, frames
 from replicax._variables import deferred_restore
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.variable import Variable
-
-# Called after writing with the path and whether this process wrote it.
-OnWritten = Callable[[str, bool], None]
-# Positions that are saved in place of those at which iterators stand; with the leaves, so that no other gets its id.
-Positions = dict[Identity, tuple[PositionLeaf, str]]
-
-
-def _of_several(nodes: Sequence[ObjectNode]) -> bool:
-    """Returns True if some of the objects belong to several processes, all of which then save together."""
-
-    def shared(owner: object) -> bool:
-        mesh = getattr(owner, "_mesh", None)
-        of_several = isinstance(owner, DistributedIterator) or getattr(owner, "_saved_together", False)
-        return of_several or (mesh is not None and not mesh.all_local)
-
-    return jax.process_count() > 1 and any(node.leaf is not None and shared(node.leaf.owner) for node in nodes)
-
-
-def _messages_of_all(message: str) -> list[str]:
-    return exchange.all_gather(message, "checkpoints")
-
-
-def _position_of(leaf: PositionLeaf, kept: Positions | None) -> str:
-    """Returns the position that is saved: the one that was kept, if any were."""
-    if kept is None or not hasattr(leaf.owner, "__next__"):
-        return leaf.packed()
-    if leaf.identity in kept:
-        return kept[leaf.identity][1]
-    return leaf.packed_at_beginning()  # it was made later, for an epoch that begins with the next step
-
-
-def _snapshot(nodes: Sequence[ObjectNode], together: bool, kept: Positions | None) -> _files.Saved:
-    """Returns what is to be written. The arrays of a pytree become nodes below the object that has it."""
-    saved: list[_files.NodeRecord] = [{"children": dict(node.children)} for node in nodes]
-    arrays: dict[str, np.ndarray] = {}
-    for number, node in enumerate(nodes):
-        if isinstance(node.leaf, PositionLeaf):
-            position = _position_of(node.leaf, kept)
-            positions = _messages_of_all(position) if together else [position]
-            saved[number]["key"] = key = key_of(node.names, POSITION)
-            arrays[key] = np.frombuffer(json.dumps(positions).encode(), np.uint8)
-        elif node.leaf is not None:
-            for names, array in node.leaf.read().items():
-                if array.dtype.kind in "OSU":
-                    raise TypeError(
-                        f"{name_in_messages((*node.names, *names))} is an array of {array.dtype}; checkpoints have "
-                        "numbers only."
-                    )
-                at = number
-                for name in names:
-                    children = saved[at]["children"]
-                    if name not in children:
-                        children[name] = len(saved)
-                        saved.append({"children": {}})
-                    at = children[name]
-                saved[at]["key"] = key = key_of((*node.names, *names))
-                arrays[key] = array
-            for names, array in node.leaf.read_replicas().items():
-                arrays[key_of((*node.names, *names), REPLICAS)] = array
-    return _files.Saved(saved, arrays, uuid.uuid4().hex)
-
-
-def _write_together(path: str, saved: _files.Saved, then: OnWritten | None) -> None:
-    """Writes in a job of several processes: of those that give the same path, the first writes."""
-    me, where = jax.process_index(), os.path.abspath(path)
-    given = [text.rsplit(" ", 1) for text in _messages_of_all(f"the checkpoint {where} {saved.token}")]
-    first = [other for other, _ in given].index(given[me][0])
-    problem = ""
-    if first == me:
-        try:
-            _write_alone(path, saved, then)
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-    problems = [
-        text.split("\n", 1)[1] for text in _messages_of_all(f"the writing of the checkpoint {where}\n{problem}")
-    ]
-    if any(problems):
-        text = "; ".join(f"{exchange.name(i)}: {problem}" for i, problem in enumerate(problems) if problem)
-        raise CheckpointError(f"The checkpoint {path} was not written. {text}")
-    if first != me:
-        on_another_disk = _files.token_at(path) != given[first][1]  # the same name on another machine
-        if on_another_disk:
-            _write_alone(path, saved, then)
-        elif then is not None:
-            then(path, False)
-
-
-def _write_alone(path: str, saved: _files.Saved, then: OnWritten | None) -> None:
-    _files.write(path, saved, listed=then is not None)
-    if then is not None:
-        then(path, True)
 
 
 def _refuse_inside(method: str) -> None:
@@ -222,6 +124,11 @@ class Checkpoint:
     def _roots(self) -> list[object]:
         return [self._attributes] if self._root is None else [self._root, self._attributes]
 
+    def _begin_restore(self, method: str) -> bool:
+        """Raise RuntimeError inside of a function; return True if all workers of a job restore together."""
+        _refuse_inside(method)
+        return workers.is_of_several(object_graph.graph_of(self._roots()))
+
     def _tracked(self) -> dict[str, object]:
         children = map(object_graph.trackable_children, self._roots())
         return {name: child for of_root in children for name, child in of_root.items()}
@@ -265,9 +172,9 @@ class Checkpoint:
             deferred_restore.apart(functools.partial(self._restoration.settle, late_only=True))
         with progress(f"saving {os.path.basename(path)}"):
             nodes = object_graph.graph_of(self._roots())
-            together = _of_several(nodes)
-            saved = _snapshot(nodes, together, self._kept_positions)
-            (_write_together if together else _write_alone)(path, saved, then)
+            together = workers.is_of_several(nodes)
+            saved = snapshot(nodes, together, self._kept_positions)
+            (write_together if together else write_alone)(path, saved, then)
 
     def write(self, file_prefix: Path, options: object = None) -> str:
         """Saves at this very path, without counting; see `save`.
@@ -391,21 +298,36 @@ class Checkpoint:
         """
         return self._read(save_path, "restore", counting=True)
 
-    def _read(self, save_path: Path | None, method: str, counting: bool, exactly: bool = False) -> LoadStatus:
-        """Restores values. Where `exactly`, as many replicas as saved them get back what each had for itself."""
-        _refuse_inside(method)
+    def _read(self, save_path: Path | None, method: str, counting: bool) -> LoadStatus:
+        together = self._begin_restore(method)
         if save_path is None:
+            if together:
+                workers.compare("", {})
             return InitializationOnlyStatus()
         path = path_text(save_path, "checkpoint")
         with progress(f"restoring {os.path.basename(path)}"):
-            restoration = Restoration(path, self._roots(), exactly)
-            if counting:
-                self.save_counter  # noqa: B018  # makes it
             try:
-                deferred_restore.apart(restoration.settle)
-            except BaseException:
-                restoration.quiet = True
+                source = open_checkpoint(path)
+            except Exception as error:
+                if together:
+                    workers.compare(path, {}, f"{type(error).__name__}: {error}")
                 raise
+            return self._restore_from(source, path, counting, together=together)
+
+    def _restore_from(
+        self, source: Source, path: str, counting: bool, exactly: bool = False, together: bool = False
+    ) -> LoadStatus:
+        """Restore values from an open checkpoint; see `Restoration`."""
+        if counting:
+            self.save_counter  # noqa: B018  # makes it
+        restoration = Restoration(path, self._roots(), source, exactly, together)
+        try:
+            deferred_restore.apart(restoration.settle)
+        except BaseException as error:
+            restoration.quiet = True
+            if restoration.together and isinstance(error, Exception):
+                workers.compare(path, {}, f"{type(error).__name__}: {error}")
+            raise
         if self._restoration is not None:
             self._restoration.quiet = True
             self._restoration.stop()

@@ -15,7 +15,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypeAlias, TypedDict, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +69,7 @@ class Record(TypedDict):
 
     format: int
     token: str
+    save: NotRequired[str]  # equal for the copies that the workers of a job write in one call
     time: float
     nodes: list[NodeRecord]
     arrays: dict[str, ArrayRecord]
@@ -80,7 +81,8 @@ class Saved(NamedTuple):
 
     nodes: list[NodeRecord]
     arrays: dict[str, np.ndarray]
-    token: str  # names the call that wrote it
+    token: str  # names the call that wrote it, on this worker
+    save: str  # the same of all workers, whose copies have equal content
 
 
 def orbax_checkpointer() -> tuple[Any, ocp.Checkpointer]:
@@ -151,7 +153,7 @@ def write(path: str, saved: Saved, listed: bool = False) -> None:
         arrays: dict[str, ArrayRecord] = {
             key: {"shape": list(array.shape), "dtype": array.dtype.name} for key, array in saved.arrays.items()
         }
-        about = {"format": _FORMAT, "token": saved.token, "time": time.time()}
+        about = {"format": _FORMAT, "token": saved.token, "save": saved.save, "time": time.time()}
         write_record(
             os.path.join(new, RECORD), {**about, "nodes": saved.nodes, "arrays": arrays, "files": checksums(new)}
         )
@@ -313,7 +315,7 @@ def _read(path: str, place: str) -> Saved:
     for key, kind in content["arrays"].items():
         array = np.asarray(np.zeros(kind["shape"]) if 0 in kind["shape"] else stored[key], jnp.dtype(kind["dtype"]))
         arrays[key] = array.reshape(kind["shape"])
-    return Saved(content["nodes"], arrays, content["token"])
+    return Saved(content["nodes"], arrays, content["token"], content.get("save", content["token"]))
 
 
 def is_there(path: str) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import SupportsIndex, SupportsInt
 
 import numpy as np
@@ -17,9 +18,11 @@ from replicax._base.atomic_files import make_folders, path_text, remove
 from replicax._base.errors import CheckpointError
 from replicax._base.messages import received
 from replicax._checkpoint import files as _files
-from replicax._checkpoint import lists
+from replicax._checkpoint import lists, workers
 from replicax._checkpoint.checkpoint import Checkpoint
 from replicax._checkpoint.files import Path
+from replicax._checkpoint.restore import open_checkpoint
+from replicax._checkpoint.sources import Source
 
 
 def get_checkpoint_state(checkpoint_dir: Path, latest_filename: str | None = None) -> types.SimpleNamespace | None:
@@ -304,11 +307,14 @@ class CheckpointManager:
         A warning names each newer one that is damaged. As many replicas as have saved it get back the values that each
         had for itself in on-read variables, so that the training goes on exactly.
 
+        In a job of several workers all of them restore the same checkpoint: the newest that any of them can read. A
+        worker whose disk has no copy of it receives it from another one, with a warning.
+
         Returns:
             The path; None where nothing was restored.
 
         Raises:
-            CheckpointError: all checkpoints are damaged.
+            CheckpointError: all checkpoints are damaged, on all workers; or one of TensorFlow is not on every disk.
 
         >>> import tempfile, replicax as rx
         >>> v = rx.Variable(1.0)
@@ -316,34 +322,86 @@ class CheckpointManager:
         >>> manager.restore_or_initialize() is None, manager.save() == manager.restore_or_initialize()
         (True, True)
         """
-        damaged: CheckpointError | None = None
-        for path in self._newest_first():
-            try:
-                self._checkpoint._read(path, "restore", counting=True, exactly=True)
-            except FileNotFoundError:
-                self._paths, self._others = {}, {}
-                self._find_existing()  # another process may have saved newer ones and deleted this
-                if path in (self._paths or self._others):
-                    raise
-                return self.restore_or_initialize()
-            except CheckpointError as error:
-                damaged = error
-                if self._checked.get(path) is not False:  # else it was said before
-                    warnings.warn(f"A checkpoint is passed over for an older one. {error}", stacklevel=2)
-                self._checked[path] = False
-                continue
-            self._checked[path] = True
+        restore = functools.partial(self._checkpoint._restore_from, counting=True, exactly=True)
+        if self._checkpoint._begin_restore("restore"):
+            newest, damaged = self._open_newest(lambda source, _: source.check())
+            newest, damaged = self._choose_together(newest, damaged), []  # it has raised for damaged ones
+            if newest is not None:
+                restore(*newest, together=True)
+        else:
+            newest, damaged = self._open_newest(restore)
+        if newest is not None:
             if (step := self._step()) is not None:
                 self._last_step = step
-            return path
-        if damaged is not None:
+            return newest[1]
+        if damaged:
             raise CheckpointError(
                 f"None of the checkpoints in {self._directory} is whole. Move them elsewhere to begin anew. "
                 f"See {doc_pages.page('how-to/checkpoints#guarantees')}."
-            ) from damaged
+            ) from damaged[-1]
         if self._init_fn is not None:
             self._init_fn()
         return None
+
+    def _open_newest(
+        self, use: Callable[[Source, str], object]
+    ) -> tuple[tuple[Source, str] | None, list[CheckpointError]]:
+        """Open the newest checkpoint that is whole, and call `use` with it and its path.
+
+        Returns:
+            The checkpoint and its path, if there is one; and the errors of newer checkpoints, which opening or `use`
+            raised. A warning names each of these.
+        """
+        damaged: list[CheckpointError] = []
+        for path in self._newest_first():
+            try:
+                source = open_checkpoint(path)
+                use(source, path)
+            except FileNotFoundError:
+                self._paths, self._others = {}, {}
+                self._find_existing()  # another process may have saved newer ones and deleted this
+                if path in self._newest_first():
+                    raise
+                return self._open_newest(use)
+            except CheckpointError as error:
+                damaged.append(error)
+                if self._checked.get(path) is not False:  # else it was said before
+                    warnings.warn(f"A checkpoint is passed over for an older one. {error}", stacklevel=3)
+                self._checked[path] = False
+                continue
+            self._checked[path] = True
+            return (source, path), damaged
+        return None, damaged
+
+    def _choose_together(
+        self, newest: tuple[Source, str] | None, damaged: Sequence[CheckpointError]
+    ) -> tuple[Source, str] | None:
+        """Return the newest checkpoint that any worker of the job can read, the same on all of them.
+
+        Raises:
+            CheckpointError: no worker can read one, and a worker has a damaged one; or one cannot be sent.
+        """
+        candidate = workers.Candidate(damaged=str(damaged[-1]) if damaged else "")
+        if newest is not None:
+            candidate = workers.describe(*newest, self._is_ours(newest[1]), candidate.damaged)
+        sender, candidates = workers.choose(candidate)
+        chosen = candidates[sender].path
+        if not chosen:
+            if problems := workers.list_damage(candidates):
+                raise CheckpointError(
+                    f"No worker has a checkpoint that is whole in {self._directory}. {problems} Move them elsewhere, "
+                    f"on all machines, to begin anew. See {doc_pages.page('how-to/checkpoints#guarantees')}."
+                )
+            return None
+        source = workers.fetch(None if newest is None else newest[0], sender, candidates)
+        if newest is not None and source is newest[0]:
+            return newest
+        warnings.warn(
+            f"This worker cannot read a copy of the newest checkpoint, {chosen} of {workers.name(sender)}, and "
+            f"received its content. {f'Its own newest is {candidate.path}.' if newest else 'It has no other.'}",
+            stacklevel=3,
+        )
+        return source, os.path.join(self._directory, os.path.basename(chosen))
 
     def sync(self) -> None:
         """Does nothing: what is saved is on the disk when `save` returns.

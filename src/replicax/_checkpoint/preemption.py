@@ -14,10 +14,11 @@ import numpy as np
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.messages import received
 from replicax._checkpoint import files
-from replicax._checkpoint.checkpoint import Checkpoint, Positions
+from replicax._checkpoint.checkpoint import Checkpoint
 from replicax._checkpoint.files import Path
 from replicax._checkpoint.manager import CheckpointManager
 from replicax._checkpoint.object_graph import PytreeLeaf
+from replicax._checkpoint.write import Positions
 from replicax._cluster import gce
 from replicax._cluster.preemption import platform_looks
 from replicax._job import state
@@ -66,7 +67,16 @@ class _Calls:
 
     def __init__(self) -> None:
         self.number = 0
-        self._saved_together = False  # all workers save together, whatever else is in the checkpoint
+        self._saved_together = False  # all workers save and restore together, whatever else is in the checkpoint
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Returns a context in which all workers save or restore."""
+        self._saved_together = True
+        try:
+            yield
+        finally:
+            self._saved_together = False
 
     def _checkpoint_leaf(self) -> PytreeLeaf:
         return _CallsLeaf(self)
@@ -134,7 +144,8 @@ class PreemptionCheckpointHandler:
         self._exit_fn, self._save_fn = config.exit_fn, config.save_fn
         self._manager = _manager(checkpoint_or_checkpoint_manager, checkpoint_dir)
         self._calls = _calls_of(self._manager.checkpoint)
-        self._manager.restore_or_initialize()
+        with self._calls.together():
+            self._manager.restore_or_initialize()
         if self._save_fn is None:
             files.orbax_checkpointer()  # takes seconds to import, or is not installed: not when there is no time left
         self._began, self._calls_before = time.monotonic(), self._calls.number
@@ -242,12 +253,8 @@ class PreemptionCheckpointHandler:
         save: Callable[..., object] = self._manager.save if self._save_fn is None else self._save_fn
         if self._save_fn is None and len(args) < 2:
             kwargs.setdefault("check_interval", False)
-        self._calls._saved_together = True
-        try:
-            with self._manager.checkpoint._saving_at(self._positions):
-                save(*args, **kwargs)
-        finally:
-            self._calls._saved_together = False
+        with self._calls.together(), self._manager.checkpoint._saving_at(self._positions):
+            save(*args, **kwargs)
 
 
 def _check_cluster(resolver: ClusterResolver | None) -> None:

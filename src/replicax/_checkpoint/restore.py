@@ -15,7 +15,7 @@ from replicax._base import doc_pages
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.progress import progress
 from replicax._checkpoint import files as _files
-from replicax._checkpoint import object_graph
+from replicax._checkpoint import object_graph, workers
 from replicax._checkpoint.object_graph import CheckpointLeaf, Identity, Names, ObjectNode, PositionLeaf
 from replicax._checkpoint.sources import POSITION, REPLICAS, VALUE, ReplicaxSource, Source
 from replicax._checkpoint.tensor_bundle import TensorBundle
@@ -59,12 +59,14 @@ class Restoration:
     Args:
         path: the checkpoint's.
         roots: the objects.
+        source: the checkpoint's content.
         exactly: whether replicas get back what each had for itself in place of a part of the aggregated value.
+        together: whether all workers restore now, and compare their values even if there are none.
     """
 
-    def __init__(self, path: str, roots: Sequence[object], exactly: bool = False):
-        self.path, self._roots, self._exactly = path, roots, exactly
-        self._saved = open_checkpoint(path)
+    def __init__(self, path: str, roots: Sequence[object], source: Source, exactly: bool, together: bool):
+        self.path, self._roots, self._saved, self._exactly = path, roots, source, exactly
+        self.together = together  # False once the workers have compared
         self._given: dict[Identity, CheckpointLeaf] = {}  # restored leaves by identity, which keeps them alive
         self._stay: dict[Identity, CheckpointLeaf] = {}  # iterators that were warned about: they keep their position
         self._used: set[str] = set()
@@ -87,6 +89,7 @@ class Restoration:
             for node, leaf, values in plan:
                 found.append(self._checked(node, leaf, values))
                 bar.advance()
+        self._compare([node for node, _, _ in plan], found)
         _move([(leaf, values[()]) for _, leaf, values in plan if isinstance(leaf, PositionLeaf)])
         for (_, leaf, values), arrays in zip(plan, found):
             self._given[leaf.identity] = leaf
@@ -96,6 +99,14 @@ class Restoration:
                     leaf.write_replicas(self._of_replicas(values))
         if not self.unused():
             self.stop()
+
+    def _compare(self, nodes: Sequence[ObjectNode], found: Sequence[dict[Names, np.ndarray]]) -> None:
+        """Compare the values of shared objects with those of the other workers, before anything is changed."""
+        named = [(name_in_messages(node.names), node, arrays) for node, arrays in zip(nodes, found)]
+        digests = workers.shared_digests(named)
+        if self.together or (digests and workers.is_of_several(nodes)):
+            self.together = False
+            workers.compare(self.path, digests)
 
     def _of_replicas(self, values: dict[Names, str]) -> dict[Names, np.ndarray]:
         """Returns what replicas had each for themselves of the arrays with these keys."""

@@ -21,6 +21,7 @@ GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # the key under which readers show the o
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 POSITION = ".ATTRIBUTES/ITERATOR_STATE"
 REPLICAS = ".ATTRIBUTES/REPLICA_VALUES"  # beside VALUE: of each replica, where these differ
+SAVE_COUNTER = f"save_counter/{VALUE}"  # the number of calls of `save`
 
 
 class Source:
@@ -30,11 +31,18 @@ class Source:
         nodes: the saved objects, each with its children's numbers and the key of its array.
         arrays: the arrays by their keys; a damaged one raises CheckpointError when it is asked for.
         narrows: whether an integer may be restored into a variable of fewer bits.
+        save: names the call of `save` that wrote it; equal for the copies that several workers have of it.
+        can_be_sent: whether `nodes` and `arrays` are all that another worker needs of it.
     """
 
     nodes: list[NodeRecord]
     arrays: Mapping[str, np.ndarray]
     narrows = False
+    save: str
+    can_be_sent = True
+
+    def check(self) -> None:
+        """Raise CheckpointError for a damaged array; those of replicax were checked when the source was opened."""
 
     def match(self, roots: Sequence[object]) -> tuple[list[ObjectNode], dict[int, int]]:
         """Returns the objects that are there, and by their numbers those of the saved nodes that belong to them."""
@@ -59,7 +67,14 @@ class ReplicaxSource(Source):
 
     def __init__(self, path: str):
         saved = _files.read(path)
-        self.nodes, self.arrays = saved.nodes, saved.arrays
+        self.nodes, self.arrays, self.save = saved.nodes, saved.arrays, saved.save
+
+
+class SentSource(Source):
+    """A checkpoint of replicax that another worker has read and sent."""
+
+    def __init__(self, nodes: list[NodeRecord], arrays: Mapping[str, np.ndarray], save: str):
+        self.nodes, self.arrays, self.save = nodes, arrays, save
 
 
 def pairs_by_names(here: Sequence[ObjectNode], saved: Sequence[NodeRecord]) -> dict[int, int]:

@@ -12,6 +12,7 @@ import math
 import os
 import struct
 import weakref
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -89,7 +90,9 @@ class TensorBundle(Mapping[str, np.ndarray]):
         index = f"{prefix}.index"
         try:
             with open(index, "rb") as file:
-                table = dict(sorted_table.entries(file.read(), masked_crc32c))
+                content = file.read()
+            table = dict(sorted_table.entries(content, masked_crc32c))
+            self.digest = zlib.crc32(content)  # of the index, which has the checksum of each tensor
             shards = _shard_count(table.pop(b""))
             self._entries = {key: _entry(value) for key, value in table.items()}
             # Those of slices begin with a zero byte.

@@ -60,9 +60,11 @@ class TensorFlowSource(Source):
     """A checkpoint of TensorFlow."""
 
     narrows = True  # Keras's counters have 64 bits on TensorFlow, and 32 on JAX
+    can_be_sent = False  # objects are matched by more than their nodes
 
     def __init__(self, bundle: TensorBundle):
         self._bundle, self.arrays = bundle, _Arrays(bundle)
+        self.save = f"TensorFlow's {bundle.digest}"
         self._spared: set[int] = set()  # the ids of variables that TensorFlow does not save
         self._slots: dict[int, list[tuple[int, str, int]]] = {}  # by optimizer: variable, name, slot
         self.by_name = GRAPH not in bundle
@@ -91,6 +93,10 @@ class TensorFlowSource(Source):
                 slot = (told.get(1, 0), told[2].decode(), told.get(3, 0))
                 self._slots.setdefault(len(self.nodes), []).append(slot)
         self.nodes.append(node)
+
+    def check(self) -> None:
+        """Read all tensors; raise CheckpointError for a damaged one."""
+        self._bundle.check()
 
     def type(self, key: str) -> tuple[tuple[int, ...], np.dtype]:
         """Returns the shape and dtype of an array."""

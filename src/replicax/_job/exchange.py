@@ -12,9 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from replicax._base import jax_internals
 from replicax._job import state
+
+_CHUNK = 1 << 23  # bytes that are sent at once
 
 _lock = threading.Lock()
 _counts: collections.Counter[str] = collections.Counter()
@@ -49,6 +52,44 @@ def all_gather(message: str, topic: str = "eager", stopped: Callable[[], bool] |
     if number >= 2:  # all have sent number - 1, so all have read number - 2
         client.key_value_delete(_key(topic, number - 2, me))
     return told
+
+
+def broadcast(data: bytes, sender: int, what: str) -> bytes:
+    """Return the bytes of one process on all processes, sent through their devices; the others pass anything.
+
+    Args:
+        data: the bytes.
+        sender: the process that has them.
+        what: names them in reports of the job.
+    """
+    me = jax.process_index()
+    size = int(all_gather(str(len(data)), "broadcasts")[sender])
+    devices = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = jax.sharding.Mesh([devices[process] for process in sorted(devices)], ("process",))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("process"))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    add = jax.jit(lambda x: x.sum(0, dtype=x.dtype), out_shardings=whole)  # the others add zeros
+    received = bytearray()
+    for start in range(0, size, _CHUNK):
+        length = min(_CHUNK, size - start)
+        row = np.zeros((1, _CHUNK if size > _CHUNK else _padded(size)), np.uint8)
+        if me == sender:
+            row[0, :length] = np.frombuffer(data, np.uint8, length, start)
+        call = state.begin(f"{what} from {name(sender)}")
+        total = add(
+            jax.make_array_from_single_device_arrays(
+                (len(devices), row.shape[1]), rows, [jax.device_put(row, devices[me])]
+            )
+        )
+        if call is not None:
+            call.dispatched(total)
+        received += np.asarray(total.addressable_data(0))[:length].tobytes()
+    return bytes(received)
+
+
+def _padded(size: int) -> int:
+    """Returns the next power of two, so that few sizes are compiled."""
+    return 1 << max(0, size - 1).bit_length()
 
 
 def _wait(client: Any, key: str, stopped: Callable[[], bool] | None) -> str:
