@@ -689,15 +689,44 @@ def test_a_worker_that_dies_while_jax_starts(tmp_path, figures, killed):
 
 
 def test_different_programs_are_named(tmp_path):
-    same = "from processes import join\njoin()\nprint('on')\n"
-    with Workers(tmp_path, 3, [same, same, same + "# changed\n"]) as workers:
-        done = workers.join(timeout=30)
-    for ended in done.values():
-        assert ended.returncode == 1 and "worker 2 differs: the program is 'program2.py (" in ended.stderr
-    with Workers(tmp_path / "off", 2, [same, same + "# changed\n"], env={"REPLICAX_PREFLIGHT": "off"}) as workers:
+    code = """
+        import os, pathlib, sys
+        file = pathlib.Path(os.environ["FOLDER"], "train.py")
+        file.parent.mkdir()
+        file.write_text(os.environ["PROGRAM"])
+        sys.modules["__main__"].__file__, sys.argv[1:] = str(file), os.environ["ARGUMENTS"].split()
+        from processes import join
+        join()
+    """
+
+    def run(name, programs=("same",) * 2, arguments=("",) * 2, **env):
+        each = [
+            {"FOLDER": str(tmp_path / f"{name}{i}"), "PROGRAM": program, "ARGUMENTS": line}
+            for i, (program, line) in enumerate(zip(programs, arguments))
+        ]
+        with Workers(tmp_path / name, len(each), code, each=each, env=env) as workers:
+            return list(workers.join(timeout=30).values())
+
+    for ended in run("programs", ["same", "same", "changed"], [""] * 3):
+        assert ended.returncode == 1 and "worker 2 differs: the program is 'train.py (" in ended.stderr
+    done = run("off", ["same", "changed"], ["--lr 0.1", "--lr 0.2"], REPLICAX_PREFLIGHT="off")
+    assert [ended.returncode for ended in done] == [0, 0] and own_lines(done[0].stderr) == []
+    for ended in run("arguments", arguments=["--task 0 --lr 0.1", "--task 1 --lr 0.2"]):
+        assert ended.returncode == 1 and "REPLICAX_ARGUMENTS_MAY_DIFFER=--lr" in ended.stderr
+        assert (
+            "the command line: worker 0 has '--task ... --lr 0.1', worker 1 has '--task ... --lr 0.2'" in ended.stderr
+        )
+
+
+def test_start_files_of_different_names_are_told_and_may_run(tmp_path):
+    code = "from processes import join\njoin()\n"
+    with Workers(tmp_path, 2, [code, code + "# of worker 1\n"]) as workers:
         done = workers.join(timeout=30)
     assert [ended.returncode for ended in done.values()] == [0, 0], workers.output()
-    assert own_lines(done[0].stderr) == []
+    told = (
+        "The processes have different start files, which must make the same calls. program0.py: worker 0; program1.py"
+    )
+    assert own_lines(done[0].stderr)[0].startswith(told)
 
 
 def test_different_versions_are_named(tmp_path):

@@ -414,3 +414,41 @@ def test_calls_from_several_threads():
     for _ in range(800):
         ready(same, "x")
     assert calls.last == same.last and calls.last.number == 800 and calls.oldest() is None
+
+
+JOB = Job((("chief", 0), ("worker", 0)), ("10.0.0.1:2222", "10.0.0.2:2222"), 0)
+
+
+@pytest.mark.parametrize(
+    "lines, allowed, different",
+    [
+        (["--lr 0.1", "--lr 0.1"], "", []),
+        (["--lr=0.1", "--lr 0.1"], "", []),
+        (["--lr 0.1", "--lr 0.2"], "", ["--lr"]),
+        (["--shift -1", "--shift -2"], "", ["--shift"]),
+        (["--lr 0.1 --amp", "--lr 0.1"], "", ["--amp"]),
+        (["--lr 0.1", "--lr 0.2"], "--lr", []),
+        (["--lr 0.1 --amp", "--lr 0.2"], "amp, lr", []),
+        (["--lr 0.1 data/a", "--lr 0.1 data/b"], "", ["all"]),
+        (["--a 1 --b 2", "--b 2 --a 1"], "", ["all"]),
+        (["data/a x", "data/b"], "all", []),
+        (["--worker_id 0", "--worker_id 1"], "", []),
+        (["--job_name=chief --task_index=0", "--job_name=worker --task_index=0"], "", []),
+        (["--host 10.0.0.1:2222", "--host 10.0.0.2:2222"], "", []),
+        (["--num_workers 0", "--num_workers 2"], "", ["--num_workers"]),  # 2 is no number of a process here
+        (["--seed 0", "--seed 1"], "", ["--seed"]),  # it does not say which process this is
+    ],
+)
+def test_command_lines_must_agree_but_for_options_that_say_which_process_it_is(monkeypatch, lines, allowed, different):
+    monkeypatch.setenv("REPLICAX_ARGUMENTS_MAY_DIFFER", allowed)
+    gathering = Gathering(JOB, 1.0)
+    gathering.said = {
+        process: {**gathering.said[0], "program": "train.py (5b2c7a3e)", "arguments": line}
+        for process, line in enumerate(lines)
+    }
+    if not different:
+        gathering.compare()
+        return
+    with pytest.raises(rx.JobError, match=r"the command line: chief 0 has .*worker 0 has") as raised:
+        gathering.compare()
+    assert f"set REPLICAX_ARGUMENTS_MAY_DIFFER={','.join(different)} in the environment of chief 0" in str(raised.value)

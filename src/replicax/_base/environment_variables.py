@@ -76,6 +76,10 @@ VARIABLES = (
         "whether processes compare their programs before training (quiet: without printing the table)", "on|quiet|off",
     ),
     Variable(
+        "REPLICAX_ARGUMENTS_MAY_DIFFER", _JOBS, "options, or all", "none",
+        "arguments of the program, such as --seed,--data, that may differ between processes; process 0's value counts",
+    ),
+    Variable(
         "REPLICAX_COORDINATION_PORT", _JOBS, "a port", "any free one",
         "the port of JAX's coordination service on process 0", _PORT,
     ),

@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 import platform
+import shlex
 import socket
 import sys
 import time
@@ -20,7 +21,7 @@ from replicax._base import doc_pages
 from replicax._base.errors import JobError
 from replicax._base.progress import progress
 from replicax._base.version import __version__
-from replicax._job import process_exit
+from replicax._job import command_lines, process_exit
 from replicax._job.channel import (
     LONGEST,
     LONGEST_OF_A_STRANGER,
@@ -38,13 +39,13 @@ from replicax._job.state import Job
 
 _AT_ONCE = 64
 _TEXT = 10_000  # characters of a refusal
-_NAMED = 8  # strangers that are named
+_NAMED = 8  # strangers, or processes, that are named
 _NOTE = 10.0  # seconds after which a process says whom it waits for
 _RETRY = 0.2
 _ASKED = 1.0  # seconds for an answer of who listens at this process's address
 _MODE = "REPLICAX_PREFLIGHT"
 # Fields of `about_me` that must be the same on every process, and their names in messages.
-_MUST_AGREE = {"replicax": "replicax", "jax": "JAX", "python": "Python", "program": "the program"}
+_VERSIONS = {"replicax": "replicax", "jax": "JAX", "python": "Python"}
 
 
 def about_me(job: Job) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def about_me(job: Job) -> dict[str, Any]:
         "jax": jax.__version__,
         "python": platform.python_version(),
         "program": program,
-        "arguments": " ".join(sys.argv[1:]),
+        "arguments": shlex.join(sys.argv[1:]),
         "host": socket.gethostname(),
         "pid": os.getpid(),
     }
@@ -229,9 +230,36 @@ class Gathering:
         return JobError(text)
 
     def compare(self) -> None:
-        """Raises JobError on every process where versions or programs differ."""
-        if text := disagreement(self.said, _MUST_AGREE, self._job.name):
-            raise self.refuse(text)
+        """Raise JobError on every process where versions, programs or their arguments differ.
+
+        Start files of different names may call the same code. They are reported only, since the monitor compares the
+        calls.
+        """
+        files: dict[str, dict[int, dict[str, Any]]] = {}
+        for process, record in self.said.items():
+            files.setdefault(record["program"].rpartition(" (")[0], {})[process] = record
+        lines, different = command_lines.compare(self.said, self._job)
+        arguments = {process: {"arguments": line} for process, line in lines.items()}
+        name = self._job.name
+        problem = disagreement(self.said, _VERSIONS, name)
+        for same_file in files.values():
+            problem = problem or disagreement(same_file, {"program": "the program"}, name)
+        if not problem and (problem := disagreement(arguments, {"arguments": "the command line"}, name)):
+            problem += (
+                f" If arguments rightly differ, set {command_lines.MAY_DIFFER}={','.join(different)} in the "
+                f"environment of {name(0)} (a list of options, or 'all')."
+            )
+        if problem:
+            raise self.refuse(problem)
+        if len(files) > 1:
+            started = "; ".join(f"{file or 'no file'}: {_names(records, name)}" for file, records in files.items())
+            process_exit.say(f"The processes have different start files, which must make the same calls. {started}.")
+
+
+def _names(processes: Iterable[int], name: Callable[[int], str]) -> str:
+    """Return the names of processes; of many, the first ones and a number."""
+    names = [name(process) for process in processes]
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def disagreement(said: Mapping[int, Mapping[str, Any]], keys: Mapping[str, str], name: Callable[[int], str]) -> str:
