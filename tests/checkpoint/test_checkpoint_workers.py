@@ -303,3 +303,44 @@ def test_a_worker_that_does_not_restore_is_named_before_the_next_step(tmp_path):
     for worker in done.values():
         assert worker.returncode and "not here" not in worker.stdout
         assert 'worker 0 makes "a restore of a checkpoint"' in worker.stderr and "worker 1 makes" in worker.stderr
+
+
+DIFFERENT = """
+import warnings
+
+checkpoint.save(folder / "ckpt")
+rate = 0.1 if me else 0.2  # as of other arguments
+
+@rx.function
+def step():
+    total = lambda: rx.get_replica_context().all_reduce("SUM", checkpoint.v.value())
+    strategy.run(lambda: checkpoint.v.assign_sub(rate * total()))
+
+step()
+try:
+    checkpoint.save(folder / "ckpt")
+except rx.CheckpointError as error:
+    told("refused", str(error))
+told("there", [sorted(os.listdir(folder)), int(checkpoint.save_counter)])
+
+with strategy.scope():
+    loose = rx.Variable(jnp.zeros(100_000), copies_may_differ=True)
+strategy.run(lambda: loose.assign(jnp.zeros(100_000).at[99_999].set(rate)))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    path = rx.train.Checkpoint(loose=loose).write(folder / "loose")
+told("warned", [str(warning.message) for warning in caught])
+"""
+
+
+def test_a_save_names_a_variable_whose_copies_differ_between_workers(tmp_path):
+    folder = tmp_path / "out"
+    with Workers(tmp_path / "job", 2, START + DIFFERENT, env={"FOLDER": str(folder)}) as workers:
+        done = workers.join(timeout=60)
+    assert [worker.returncode for worker in done.values()] == [0, 0], workers.output()
+    train = "The workers do not train the same values: (root)."
+    for worker in told_by(done)[""]:
+        assert worker["refused"].startswith(f"{train}v differs between worker 0 and worker 1. Nothing has been saved.")
+        assert worker["there"] == [["checkpoint", "ckpt-1"], 1]
+        (warning,) = worker["warned"]
+        assert warning.startswith(f"{train}loose differs between worker 0 and worker 1. The checkpoint has the values")

@@ -26,7 +26,7 @@ from replicax._checkpoint.restore import (
     open_checkpoint,
 )
 from replicax._checkpoint.sources import Source
-from replicax._checkpoint.write import OnWritten, Positions, snapshot, write_alone, write_together
+from replicax._checkpoint.write import OnWritten, Positions, take_snapshot, write_alone, write_together
 from replicax._data import iterators
 from replicax._tracing import context, frames
 from replicax._variables import deferred_restore
@@ -173,8 +173,8 @@ class Checkpoint:
         with progress(f"saving {os.path.basename(path)}"):
             nodes = object_graph.graph_of(self._roots())
             together = workers.is_of_several(nodes)
-            saved = snapshot(nodes, together, self._kept_positions)
-            (write_together if together else write_alone)(path, saved, then)
+            snapshot = take_snapshot(nodes, together, self._kept_positions)
+            (write_together if together else write_alone)(path, snapshot, then)
 
     def write(self, file_prefix: Path, options: object = None) -> str:
         """Saves at this very path, without counting; see `save`.

@@ -6,6 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -23,6 +24,20 @@ OnWritten = Callable[[str, bool], None]
 Positions = dict[Identity, tuple[PositionLeaf, str]]
 
 
+class Snapshot(NamedTuple):
+    """The values of a checkpoint's objects at one moment.
+
+    Attributes:
+        saved: the content to be written.
+        digests: a digest of the value of each object that belongs to several workers, by its name.
+        loose: the names of variables whose copies may differ.
+    """
+
+    saved: _files.Saved
+    digests: dict[str, int]
+    loose: list[str]
+
+
 def _position_of(leaf: PositionLeaf, kept: Positions | None) -> str:
     """Returns the position that is saved: the one that was kept, if any were."""
     if kept is None or not hasattr(leaf.owner, "__next__"):
@@ -32,10 +47,11 @@ def _position_of(leaf: PositionLeaf, kept: Positions | None) -> str:
     return leaf.packed_at_beginning()  # it was made later, for an epoch that begins with the next step
 
 
-def snapshot(nodes: Sequence[ObjectNode], together: bool, kept: Positions | None) -> _files.Saved:
-    """Returns what is to be written. The arrays of a pytree become nodes below the object that has it."""
+def take_snapshot(nodes: Sequence[ObjectNode], together: bool, kept: Positions | None) -> Snapshot:
+    """Return the content to be written. The arrays of a pytree become nodes below the object that has it."""
     saved: list[_files.NodeRecord] = [{"children": dict(node.children)} for node in nodes]
     arrays: dict[str, np.ndarray] = {}
+    digests: dict[str, int] = {}
     for number, node in enumerate(nodes):
         if isinstance(node.leaf, PositionLeaf):
             position = _position_of(node.leaf, kept)
@@ -43,7 +59,10 @@ def snapshot(nodes: Sequence[ObjectNode], together: bool, kept: Positions | None
             saved[number]["key"] = key = key_of(node.names, POSITION)
             arrays[key] = np.frombuffer(json.dumps(positions).encode(), np.uint8)
         elif node.leaf is not None:
-            for names, array in node.leaf.read().items():
+            values = node.leaf.read()
+            if together and workers.is_shared(node.leaf.owner):
+                digests[name_in_messages(node.names)] = workers.checksum(values.values())
+            for names, array in values.items():
                 if array.dtype.kind in "OSU":
                     raise TypeError(
                         f"{name_in_messages((*node.names, *names))} is an array of {array.dtype}; checkpoints have "
@@ -61,19 +80,25 @@ def snapshot(nodes: Sequence[ObjectNode], together: bool, kept: Positions | None
             for names, array in node.leaf.read_replicas().items():
                 arrays[key_of((*node.names, *names), REPLICAS)] = array
     token = uuid.uuid4().hex
-    return _files.Saved(saved, arrays, token, token)
+    owners = {name_in_messages(node.names): node.leaf.owner for node in nodes if node.leaf is not None}
+    loose = [name for name in digests if workers.may_differ(owners[name])]
+    return Snapshot(_files.Saved(saved, arrays, token, token), digests, loose)
 
 
-def write_together(path: str, saved: _files.Saved, then: OnWritten | None) -> None:
-    """Writes in a job of several processes: of those that give the same path, the first writes."""
+def write_together(path: str, snapshot: Snapshot, then: OnWritten | None) -> None:
+    """Write in a job of several processes: of those that give the same path, the first writes."""
     me, where = jax.process_index(), os.path.abspath(path)
-    given = [text.rsplit(" ", 1) for text in workers.all_gather(f"the checkpoint {where} {saved.token}")]
-    first = [other for other, _ in given].index(given[me][0])
-    saved = saved._replace(save=given[0][1])
+    saved, digest = snapshot.saved, workers.digest_of(snapshot.digests)
+    texts = workers.all_gather(f"the checkpoint {where} {saved.token} {digest}")
+    places, tokens, digests = zip(*(text.rsplit(" ", 2) for text in texts))
+    if len(set(digests)) > 1:
+        workers.compare_saved(snapshot.digests, snapshot.loose)
+    first = places.index(places[me])
+    snapshot = snapshot._replace(saved=saved._replace(save=tokens[0]))
     problem = ""
     if first == me:
         try:
-            write_alone(path, saved, then)
+            write_alone(path, snapshot, then)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
     problems = [
@@ -83,14 +108,15 @@ def write_together(path: str, saved: _files.Saved, then: OnWritten | None) -> No
         text = "; ".join(f"{workers.name(i)}: {problem}" for i, problem in enumerate(problems) if problem)
         raise CheckpointError(f"The checkpoint {path} was not written. {text}")
     if first != me:
-        on_another_disk = _files.token_at(path) != given[first][1]  # the same name on another machine
+        on_another_disk = _files.token_at(path) != tokens[first]  # the same name on another machine
         if on_another_disk:
-            write_alone(path, saved, then)
+            write_alone(path, snapshot, then)
         elif then is not None:
             then(path, False)
 
 
-def write_alone(path: str, saved: _files.Saved, then: OnWritten | None) -> None:
-    _files.write(path, saved, listed=then is not None)
+def write_alone(path: str, snapshot: Snapshot, then: OnWritten | None) -> None:
+    """Write in this process, without the others."""
+    _files.write(path, snapshot.saved, listed=then is not None)
     if then is not None:
         then(path, True)
