@@ -846,7 +846,7 @@ def test_a_job_starts_whatever_strangers_send(tmp_path):
     with Workers(tmp_path, 2, "from processes import join, step\njoin()\nstep()\n", absent=[1]) as workers:
         host, port = workers.addresses[0].split(":")
         me = {"tasks": [["worker", 0], ["worker", 1]], "addresses": workers.addresses, "process_id": 1, "host": "h"}
-        me.update(pid=1, replicax="0", jax="0", python="0", program="p", arguments="")
+        me.update(pid=1, replicax="0", jax="0", python="0", program="p", arguments="", job="")
         wrong = [{"process_id": i} for i in (-1, 2, 99, 1.0, True, None, "1", [])]
         wrong += [{"tasks": 5}, {"tasks": [5]}, {"tasks": None}, {"addresses": {}}, {"host": 5}, {"pid": "x" * 1000}]
         wrong += [{"jax": None}, {"program": []}, {"arguments": {}}]

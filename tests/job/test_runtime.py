@@ -452,3 +452,17 @@ def test_command_lines_must_agree_but_for_options_that_say_which_process_it_is(m
     with pytest.raises(rx.JobError, match=r"the command line: chief 0 has .*worker 0 has") as raised:
         gathering.compare()
     assert f"set REPLICAX_ARGUMENTS_MAY_DIFFER={','.join(different)} in the environment of chief 0" in str(raised.value)
+
+
+@pytest.mark.parametrize("theirs, named", [("second", "'second'"), ("", "'(no name)'")])
+def test_a_process_of_another_job_is_refused_with_both_names(monkeypatch, theirs, named):
+    monkeypatch.setenv("REPLICAX_JOB_ID", "first")
+    gathering = Gathering(JOB, 1.0)
+    hello = {**gathering.said[0], "process_id": 1, "job": theirs}
+    with contextlib.ExitStack() as stack:
+        ours, others = (stack.enter_context(end) for end in socket.socketpair())
+        gathering._admit(Channel(ours), hello)
+        (answer,) = Messages(1 << 20).feed(others.recv(1 << 16))
+    expected = f"chief 0 at 10.0.0.1:2222 belongs to another job: 'first', and this process to {named}."
+    assert answer["refused"].startswith(expected) and not gathering.channels
+    assert "belong to another job: " in gathering._missing([1])

@@ -18,7 +18,7 @@ class Member:
         self.told = []
         self.leader = leader
         self._join = {
-            "op": "join", "workers": workers, "first": first, "host": host, "ps": ps, "secret": "s",
+            "op": "join", "workers": workers, "first": first, "host": host, "ps": ps, "secret": "s", "job": "",
             "addresses": [f"{host}:{100 + first}"], "offered": [f"{host}:{200 + index}" for index in range(ps + 1)],
         }  # fmt: skip
 

@@ -150,6 +150,20 @@ def test_a_coordinator_on_another_machine_is_told(tmp_path):
     assert "nosuch.invalid is not known on this machine: None" not in launch.err
 
 
+def test_a_launcher_of_another_job_is_refused_and_the_job_starts(tmp_path):
+    job = f"--workers 2 --coordinator 127.0.0.1:{free_ports(1)[0]}"
+    program = "import os\nprint(os.environ['REPLICAX_JOB_ID'])"
+    named = "REPLICAX_JOB_ID"
+    with Launch(tmp_path, f"{job} --worker-rank 0 --job-id first", program, env={named: "other"}) as zero:
+        with Launch(tmp_path, f"{job} --worker-rank 1", program, "--lr", "0.1", "--rank", "1") as other:
+            assert other.wait() == 2
+        assert "of the job 'program.py --lr 0.1', but the launcher of worker 0 is of the job 'first'" in other.err
+        assert "--job-id" in other.err and not other.out
+        with Launch(tmp_path, f"{job} --worker-rank 1", program, env={named: "first"}) as one:
+            assert [zero.wait(), one.wait()] == [0, 0], [zero.output, one.output]
+    assert zero.out.split()[-1] == one.out.split()[-1] == "first"
+
+
 NO_PS = {"ps": 0, "offered": [], "secret": ""}
 
 
@@ -165,6 +179,7 @@ def test_a_launched_job_starts_whatever_strangers_send_to_its_port(tmp_path):
         "ps": 0,
         "offered": [],
         "secret": "",
+        "job": "program.py",
     }
     wrong = [
         {"workers": "2"},
@@ -175,7 +190,7 @@ def test_a_launched_job_starts_whatever_strangers_send_to_its_port(tmp_path):
         {"first": True},
         {"host": 1},
     ]
-    wrong += [{"ps": -1}, {"ps": "1"}, {"ps": 1}, {"offered": ["a:1"]}, {"offered": 1}, {"secret": None}]
+    wrong += [{"ps": -1}, {"ps": "1"}, {"ps": 1}, {"offered": ["a:1"]}, {"offered": 1}, {"secret": None}, {"job": None}]
     wrong += [{"addresses": wrong} for wrong in ([], [1], ["a"], ["a:1", "b:1"], "a:1", {}, None)]
     messages = [5, [1], None, "x", {}, {"op": 5}, {"op": []}, {"op": "join"}, {"op": "done"}, {"op": "failed"}]
     messages += [{"op": "done", "outcomes": [1]}, {"op": "outcome"}, {"op": "alive"}, *({**join, **w} for w in wrong)]
@@ -208,6 +223,7 @@ def test_a_member_that_sends_nonsense_is_lost_and_named(tmp_path):
         "ps": 0,
         "offered": [],
         "secret": "",
+        "job": "program.py",
     }
     outcome = {"worker": 0, "host": "h", "status": 0, "when": 0.0}
     options = f"--workers 2 --coordinator 127.0.0.1:{port} --worker-rank 0"

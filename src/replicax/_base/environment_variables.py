@@ -80,6 +80,10 @@ VARIABLES = (
         "arguments of the program, such as --seed,--data, that may differ between processes; process 0's value counts",
     ),
     Variable(
+        "REPLICAX_JOB_ID", _JOBS, "text", "none; under replicax launch, the program and its arguments",
+        "the job's name: processes and launchers of another job are refused",
+    ),
+    Variable(
         "REPLICAX_COORDINATION_PORT", _JOBS, "a port", "any free one",
         "the port of JAX's coordination service on process 0", _PORT,
     ),

@@ -10,11 +10,14 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from replicax._job.state import Job
+if TYPE_CHECKING:  # the launcher imports no JAX
+    from replicax._job.state import Job
 
 MAY_DIFFER = "REPLICAX_ARGUMENTS_MAY_DIFFER"
+JOB_ID = "REPLICAX_JOB_ID"
+_LONGEST = 200  # characters of a job's name
 _ANY = "all"
 # Options that may have the number, task type or address of their own process as their value.
 _SAYS_WHICH = re.compile(r"task|job_?name|worker|rank|process|node|host|machine", re.IGNORECASE)
@@ -47,6 +50,16 @@ def parse_arguments(arguments: Sequence[str]) -> list[Argument]:
         else:
             result.append(Argument("", text))
     return result
+
+
+def default_job_id(program: str, arguments: Sequence[str]) -> str:
+    """Return the name of a job that was given none: its program, and the arguments that must be equal.
+
+    >>> default_job_id("project/train.py", ["--lr", "0.1", "--node_rank", "1"])
+    'train.py --lr 0.1'
+    """
+    line = [argument for argument in _must_be_equal(arguments) or () if not _SAYS_WHICH.search(argument.name)]
+    return " ".join([os.path.basename(program), *(text for argument in line for text in argument if text)])[:_LONGEST]
 
 
 def _must_be_equal(arguments: Sequence[str]) -> list[Argument] | None:

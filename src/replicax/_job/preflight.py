@@ -63,6 +63,7 @@ def about_me(job: Job) -> dict[str, Any]:
         "python": platform.python_version(),
         "program": program,
         "arguments": shlex.join(sys.argv[1:]),
+        "job": os.environ.get(command_lines.JOB_ID, ""),
         "host": socket.gethostname(),
         "pid": os.getpid(),
     }
@@ -181,15 +182,21 @@ class Gathering:
             channel.close()
             return
         index, stranger = hello["process_id"], f"{hello['host'][:100]} (process {hello['pid']})"
-        if any(hello[key] != self._me[key] for key in ("tasks", "addresses")) or not 0 <= index < len(job.tasks):
+        of_another = hello["job"] != self._me["job"]
+        cluster = ("tasks", "addresses")
+        if of_another or any(hello[key] != self._me[key] for key in cluster) or not 0 <= index < len(job.tasks):
             if stranger not in self._strangers and len(self._strangers) < _NAMED:
                 self._strangers.append(stranger)
-            channel.send(
-                {
-                    "refused": f"{job.name(0)} at {job.addresses[0]} belongs to another cluster: it knows "
-                    f"{self._addresses(range(len(job.tasks)))}."
-                }
-            )
+            where = f"{job.name(0)} at {job.addresses[0]}"
+            refusal = f"{where} belongs to another cluster: it knows {self._addresses(range(len(job.tasks)))}."
+            if of_another:
+                ours, theirs = (said["job"][:100] or "(no name)" for said in (self._me, hello))
+                refusal = (
+                    f"{where} belongs to another job: {ours!r}, and this process to {theirs!r}. Jobs are named by "
+                    f"`replicax launch --job-id`, or {command_lines.JOB_ID} in the environment. "
+                    f"See {doc_pages.page('how-to/launch#several-machines')}."
+                )
+            channel.send({"refused": refusal})
             channel.close()
             return
         if index in self.said:
@@ -207,7 +214,9 @@ class Gathering:
     def _missing(self, missing: list[int]) -> str:
         here = [i for i in range(len(self._job.tasks)) if i not in missing]
         strangers = (
-            f" Refused, since they know another cluster: {', '.join(self._strangers)}." if self._strangers else ""
+            f" Refused, since they know another cluster or belong to another job: {', '.join(self._strangers)}."
+            if self._strangers
+            else ""
         )
         return (
             f"{self._addresses(missing)} did not join the job within {self._timeout:g} s (REPLICAX_START_TIMEOUT). "

@@ -13,6 +13,7 @@ from pathlib import Path
 from replicax._base import program_arguments, tensorflow_programs, terminal
 from replicax._base.errors import JobError
 from replicax._job.channel import parse
+from replicax._job.command_lines import JOB_ID, default_job_id
 from replicax.launch._environment import LaunchError, check_open_files
 from replicax.launch._launcher import TASK_RESTARTS, Launcher, Plan
 from replicax.launch._leader import offers
@@ -85,6 +86,9 @@ def parser(program: str) -> argparse.ArgumentParser:
     )
     text = "serve TensorFlow's names by replicax.tf, as replicax run-tf does"
     add("--tf", action="store_true", help=text)
+    text = """a name for the job: launchers and workers of other jobs are refused (default: REPLICAX_JOB_ID, or else
+        the program and its arguments)"""
+    add("--job-id", dest="job", default=os.environ.get(JOB_ID, ""), metavar="ID", help=text)
     terminal.add_option(result)
     _add_servers(result)
     _add_machines(result)
@@ -185,6 +189,7 @@ def complete(plan: Plan) -> None:
         raise LaunchError(f"{name} is for jobs with parameter servers, and needs --ps.")
     check_open_files(plan.here + offers(plan.ps) + plan.evaluator)
     plan.command = _command(plan)
+    plan.job = plan.job or default_job_id(plan.program, plan.arguments)
     if plan.tf:
         os.environ.update(tensorflow_programs.environment(os.environ))
 

@@ -27,16 +27,23 @@ class ClusterLeader(Leader):
     server held is in the last checkpoint at best, from which all are to begin again.
 
     Args:
-        workers, max_restarts, start_timeout, ps, secret: as of `Leader`.
+        workers, max_restarts, start_timeout, ps, secret, job: as of `Leader`.
         evaluator: whether there is one.
     """
 
     def __init__(
-        self, workers: int, max_restarts: int, start_timeout: float, ps: int, secret: str = "", evaluator: bool = False
+        self,
+        workers: int,
+        max_restarts: int,
+        start_timeout: float,
+        ps: int,
+        secret: str = "",
+        evaluator: bool = False,
+        job: str = "",
     ):
         self._evaluator = evaluator
         self._held: dict[Link, Message] = {}  # who waits for the place of a member that may still be there
-        super().__init__(workers, max_restarts, start_timeout, ps, secret)
+        super().__init__(workers, max_restarts, start_timeout, ps, secret, job)
 
     def _gather(self) -> None:
         self._down: set[Task] = set()  # of members that are there

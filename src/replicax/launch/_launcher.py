@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from replicax._job.channel import HEARTBEAT, Message, join_address, seconds_from_environment
+from replicax._job.command_lines import JOB_ID
 from replicax.launch import _guard
 from replicax.launch._cluster_leader import ClusterLeader
 from replicax.launch._connection import Connection, Listener, connect
@@ -50,6 +51,7 @@ class Plan(argparse.Namespace):
     first: int  # the number of the first worker on this machine
     here: int  # workers on this machine
     coordinator: tuple[str, int] | None  # host and port of worker 0's launcher; None for a single machine
+    job: str  # the name of the job
     host: str | None  # this machine's address; None for the one that the coordinator's machine reaches it by
     devices: int | None  # of each worker; None if nobody said
     max_restarts: int  # of all workers, after a failure
@@ -159,10 +161,16 @@ class Launcher:
         leader: Leader
         if plan.ps:
             leader = ClusterLeader(
-                plan.workers, plan.max_restarts, plan.start_timeout, plan.ps, self._secret.digest, plan.evaluator
+                plan.workers,
+                plan.max_restarts,
+                plan.start_timeout,
+                plan.ps,
+                self._secret.digest,
+                plan.evaluator,
+                plan.job,
             )
         else:
-            leader = Leader(plan.workers, plan.max_restarts, plan.start_timeout)
+            leader = Leader(plan.workers, plan.max_restarts, plan.start_timeout, job=plan.job)
         try:
             if plan.coordinator is None:
                 yield LocalLink(leader, self._inbox), "127.0.0.1"
@@ -182,7 +190,7 @@ class Launcher:
             link.send_to_leader(
                 {
                     "op": "join", "workers": plan.workers, "first": plan.first, "host": host,
-                    "addresses": addresses[: plan.here],
+                    "job": plan.job, "addresses": addresses[: plan.here],
                     "ps": plan.ps, "offered": addresses[plan.here :], "secret": self._secret.digest,
                 }
             )  # fmt: skip
@@ -276,6 +284,7 @@ class Launcher:
             attempt=start["attempt"],
             tuning=plan.tuning,
         )
+        environment[JOB_ID] = plan.job
         if restarts is not None:
             environment |= {**self._secret.environment, "REPLICAX_TASK_RESTART_COUNT": str(restarts)}
         counts = {kind: len(addresses) for kind, addresses in cluster.items()} | {"evaluator": plan.evaluator}

@@ -37,7 +37,7 @@ _NAMED = 50  # missing workers that are named one by one
 # What messages consist of, by who sends them: names of fields, and their types.
 FROM_MEMBER: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "join": {
-        "workers": (int,), "first": (int,), "host": (str,), "addresses": (list,),
+        "workers": (int,), "first": (int,), "host": (str,), "addresses": (list,), "job": (str,),
         # With parameter servers: their number, addresses here that tasks beside the workers may get, and what shows
         # that the job's secret is the same.
         "ps": (int,), "offered": (list,), "secret": (str,),
@@ -81,10 +81,13 @@ class Leader:
         start_timeout: seconds for the members to come.
         ps: how many parameter servers there are.
         secret: what shows that the members have the job's secret.
+        job: the name of the job.
     """
 
-    def __init__(self, workers: int, max_restarts: int, start_timeout: float, ps: int = 0, secret: str = ""):
-        self.workers, self._ps, self._secret = workers, ps, secret
+    def __init__(
+        self, workers: int, max_restarts: int, start_timeout: float, ps: int = 0, secret: str = "", job: str = ""
+    ):
+        self.workers, self._ps, self._secret, self._job = workers, ps, secret, job
         self._max_restarts = max_restarts
         self._start_timeout = start_timeout
         self._attempt = 0
@@ -202,6 +205,12 @@ class Leader:
 
     def _difference(self, message: Message) -> str | None:
         """Returns in what the job that a launcher wants to join is another one."""
+        if message["job"] != self._job:
+            return (
+                f"It is of the job {message['job'][:200]!r}, but the launcher of worker 0 is of the job {self._job!r}. "
+                "If both are of one job, start them with the same --job-id. By default the program and its arguments "
+                "are the name."
+            )
         if message["workers"] != self.workers:
             return f"It has --workers {message['workers']}, but the launcher of worker 0 has {self.workers}."
         if message["ps"] != self._ps:
