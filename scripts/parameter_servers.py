@@ -18,7 +18,7 @@ from pathlib import Path
 
 TIMEOUT = 8.0  # seconds without workers
 HEARTBEAT = 5.0  # seconds after which a silent task is taken for dead
-os.environ.update(JAX_PLATFORMS="cpu", REPLICAX_START_TIMEOUT="60")
+os.environ.update(JAX_PLATFORMS="cpu", REPLICAX_START_TIMEOUT="60", REPLICAX_HEARTBEAT_TIMEOUT="5")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import numpy as np  # noqa: E402

@@ -35,7 +35,7 @@ from replicax._parameter_server.worker import Worker
 from replicax._transport.handlers import Answer
 from replicax.coordinator import ClusterCoordinator, Server, experimental_get_current_worker_index
 
-ENVIRONMENT = {"PYTHONPATH": PYTHONPATH, "REPLICAX_START_TIMEOUT": "60"}
+ENVIRONMENT = {"PYTHONPATH": PYTHONPATH, "REPLICAX_START_TIMEOUT": "60", "REPLICAX_HEARTBEAT_TIMEOUT": "5"}
 
 # Before programs: the names that they use.
 HEAD = """

@@ -17,7 +17,8 @@ from typing import Any
 
 SECRET = "0123456789abcdef of the tests"
 PYTHONPATH = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
-ENVIRONMENT = {"PYTHONPATH": PYTHONPATH, "REPLICAX_JOB_SECRET": SECRET}
+# Stopped tasks are lost after 5 s, and not after 30 s as users have it.
+ENVIRONMENT = {"PYTHONPATH": PYTHONPATH, "REPLICAX_JOB_SECRET": SECRET, "REPLICAX_HEARTBEAT_TIMEOUT": "5"}
 
 
 def forked(work: Callable[[], object], env: Mapping[str, str]) -> int:

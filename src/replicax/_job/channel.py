@@ -24,6 +24,7 @@ from typing import Any
 from replicax._base.errors import JobError
 
 HEARTBEAT = "REPLICAX_HEARTBEAT_TIMEOUT"
+HEARTBEAT_SECONDS = 30.0  # its default: of processes of a job, of launchers, and of tasks of a cluster
 LONGEST = 1 << 24  # bytes of a line; who sends more is not one of us
 LONGEST_OF_A_STRANGER = 1 << 20  # the same of one that has not said who it is,
 SPEAKS = 10.0  # seconds that it has to say so,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from replicax._job.call_log import CallLog, CollectiveCall
-from replicax._job.channel import HEARTBEAT, seconds_from_environment
+from replicax._job.channel import HEARTBEAT, HEARTBEAT_SECONDS, seconds_from_environment
 
 if TYPE_CHECKING:
     from replicax._job.monitor import Monitor
@@ -56,7 +56,7 @@ def timeouts() -> dict[str, float | None]:
     {'heartbeat': 30.0, 'start': 300.0, 'step': 300.0}
     """
     return {
-        "heartbeat": _settings.get("heartbeat", seconds_from_environment(HEARTBEAT, 30.0)),
+        "heartbeat": _settings.get("heartbeat", seconds_from_environment(HEARTBEAT, HEARTBEAT_SECONDS)),
         "start": _settings.get("start", seconds_from_environment(_START, 300.0)),
         "step": _settings.get("step", seconds_from_environment(_STEP, 300.0, or_none=True)),
     }

@@ -10,21 +10,27 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
-from replicax._job.channel import HEARTBEAT, connected_host, join_address, seconds_from_environment
+from replicax._job.channel import (
+    HEARTBEAT,
+    HEARTBEAT_SECONDS,
+    connected_host,
+    join_address,
+    seconds_from_environment,
+)
 from replicax._transport.secret import HOST_NAME, identity, missing
 
 SERVICE = "replicax.Tasks"
 GREETING = "replicax-greeting-bin"  # the metadata in which a service answers a greeting
 
-# A task that does not answer within a ping's interval and _SILENCE is taken for dead. gRPC answers pings in threads of
-# its own, without Python's lock, so that a task which computes for minutes is alive; one that is stopped (SIGSTOP) is
-# not. Pings wait behind what was sent before them, so those of connections with arrays have much more time, and so have
-# those of a service, which is one for all of its connections. REPLICAX_HEARTBEAT_TIMEOUT gives each of them more.
+# A task counts as lost if it does not answer for REPLICAX_HEARTBEAT_TIMEOUT seconds: a ping's interval and the silence
+# after it. gRPC answers pings in threads of its own, without Python's lock, so that a task which computes for minutes
+# is alive; a stopped task (SIGSTOP) is not. A shorter timeout allows at least _SILENCE. Pings wait behind earlier
+# messages. So connections with arrays, and a service, whose options hold for all connections, allow at least _MUCH.
 _PING, _SILENCE, _MUCH, _MOST = 2000, 3000, 20_000, 2**31 - 1  # milliseconds
 
 
 def _keepalive(least: int) -> list[tuple[str, Any]]:
-    seconds = seconds_from_environment(HEARTBEAT, 0.0) or 0.0
+    seconds = seconds_from_environment(HEARTBEAT, HEARTBEAT_SECONDS) or HEARTBEAT_SECONDS
     silence = min(max(least, int(seconds * 1000) - _PING), _MOST)
     return [
         ("grpc.max_send_message_length", -1),

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from replicax._job.channel import HEARTBEAT, Message, join_address, seconds_from_environment
+from replicax._job.channel import HEARTBEAT, HEARTBEAT_SECONDS, Message, join_address, seconds_from_environment
 from replicax._job.command_lines import JOB_ID
 from replicax.launch import _guard
 from replicax.launch._cluster_leader import ClusterLeader
@@ -82,7 +82,7 @@ class Launcher:
         self._interrupts: list[int] = []
         self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
         self._task: asyncio.Task[int] | None = None
-        self._timeout = seconds_from_environment(HEARTBEAT, 30.0) or 30.0
+        self._timeout = seconds_from_environment(HEARTBEAT, HEARTBEAT_SECONDS) or HEARTBEAT_SECONDS
 
     @property
     def interrupted(self) -> bool:

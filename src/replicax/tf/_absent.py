@@ -90,7 +90,6 @@ ABSENT: dict[str, str] = {
     "strings.unicode_script": "Use Python's str in the input pipeline",
     "summary.audio": "Use tensorboardX itself",
     "summary.graph": _GRAPHS,
-    "summary.trace": "Use tf.profiler.experimental.start and stop",
     "summary.write": "Use tensorboardX itself",
     "sysconfig": "There is no library of TensorFlow to compile with: use jax.ffi",
     "train.AdamOptimizer": "Use tf.optimizers, or Optax with rx.Optimizer",

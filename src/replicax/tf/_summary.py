@@ -14,11 +14,12 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from replicax._base import doc_pages, jax_internals
+from replicax._base import doc_pages, jax_internals, tracebacks
 from replicax._base.types import Leaf
 from replicax._tracing import context, frames, step_failures
 from replicax._variables import creators
 from replicax._variables.variable import Variable
+from replicax.tf import _profiler
 from replicax.tf._host import jnp
 from replicax.tf._ops import convert_to_tensor
 from replicax.tf._types import TensorLike
@@ -34,6 +35,8 @@ class _State:
     writer: SummaryWriter | None = None
     step: TensorLike = None
     condition: _Condition = True
+    traces = False  # between `trace_on` and its end
+    profiles = False  # whether the trace has started the profiler
 
 
 _state = _State()
@@ -290,5 +293,45 @@ def text(name: str, data: TensorLike, step: TensorLike = None, description: str 
     return _record(name, 0, step, lambda events, tag, x, at: events.add_text(tag, joined, at))
 
 
+def trace_on(graph: bool = True, profiler: bool = False, profiler_outdir: str | None = None) -> None:
+    """Begins a trace: with `profiler`, a profile in the folder `profiler_outdir`. `graph` records nothing here.
+
+    As in TensorFlow, a warning says that a trace goes on already, or that the profile has no folder.
+    """
+    if _state.traces:
+        tracebacks.warn("Trace already enabled")
+        return
+    _state.traces = True
+    if profiler and profiler_outdir is None:
+        tracebacks.warn("No `profiler_outdir` passed to trace_on(). Profiler won't be enabled.")
+    elif profiler and profiler_outdir is not None:
+        _profiler.start(profiler_outdir)
+        _state.profiles = True
+
+
+def trace_export(name: str, step: TensorLike = None, profiler_outdir: str | None = None) -> None:
+    """Ends a trace. TensorFlow also writes a summary of the graph, which replicax does not have.
+
+    Raises:
+        ValueError: there is no trace, or neither `step` nor `set_step` says the step.
+    """
+    if not _state.traces:
+        raise ValueError("Must enable trace before export through tf.summary.trace_on.")
+    if step is None and _state.step is None:
+        raise ValueError(
+            "No step set. Please specify one either through the `step` argument or through "
+            "tf.summary.experimental.set_step()"
+        )
+    trace_off()
+
+
+def trace_off() -> None:
+    """Ends a trace, if there is one, and its profile."""
+    profiles = _state.profiles
+    _state.traces = _state.profiles = False
+    if profiles:
+        _profiler.stop()
+
+
 SUMMARY = """SummaryWriter create_file_writer create_noop_writer flush histogram image record_if scalar
-should_record_summaries text"""
+should_record_summaries text trace_export trace_off trace_on"""
