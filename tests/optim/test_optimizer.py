@@ -273,8 +273,9 @@ def test_wrong_arguments():
             way(lambda: mirrored(2).run(lambda: optimizer.apply_gradients([replica_id()])))()
         with pytest.raises(ValueError, match="other:0 is not among the variables of this optimizer"):
             way(lambda: mirrored(2).run(lambda: optimizer.apply_gradients([(replica_id(), other)])))()
-    with pytest.raises(ValueError, match="'MAX' is not a valid ReduceOp"):
+    with pytest.raises(ValueError, match="'MAX' is not a valid ReduceOp") as error:
         rx.Optimizer(optax.sgd(0.1), w, reduce_op="max")
+    assert "'SUM' and 'MEAN'" in error.value.__notes__[0]
     assert float(w) == 1.0
 
 

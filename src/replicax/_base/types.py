@@ -57,7 +57,11 @@ def as_reduce_op(reduce_op: object) -> ReduceOp:
     if isinstance(reduce_op, ReduceOp):
         return reduce_op
     if isinstance(reduce_op, str):
-        return ReduceOp(reduce_op.upper())
+        try:
+            return ReduceOp(reduce_op.upper())
+        except ValueError as error:  # whose text is TensorFlow's
+            error.add_note("Pass `ReduceOp.SUM` or `ReduceOp.MEAN`, or their names 'SUM' and 'MEAN'.")
+            raise
     raise AssertionError(
         f"reduce_op must be a ReduceOp or one of the names 'SUM' and 'MEAN', got {received(reduce_op)}."
     )

@@ -87,8 +87,8 @@ def note_creation() -> None:
             raise ValueError(
                 "tf.function only supports singleton tf.Variables created on the first call. Make sure the tf.Variable "
                 "is only created once or created outside tf.function. See "
-                "https://www.tensorflow.org/guide/function#creating_tfvariables for more information. An Optimizer "
-                "makes one for its state: make it once, too."
+                "https://www.tensorflow.org/guide/function#creating_tfvariables for more information. The same "
+                "holds for variables in a `replicax.function`. An Optimizer makes one for its state: make it once, too."
             )
         if frames.levels():
             raise CreatesVariables
