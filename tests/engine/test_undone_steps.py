@@ -109,6 +109,7 @@ batches = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.filterwarnings("ignore:.* gives every replica the same weight")
 @several
 @batches
 @pytest.mark.parametrize("fault", FAULTS)

@@ -63,6 +63,7 @@ def test_filtered_gradients_train_a_model(make, way, tmp_path):
     assert eqx.combine(trained, STATIC)(X[0]).shape == (1,)
 
 
+@pytest.mark.filterwarnings("ignore:.* were not distributed")
 @over(plain=True, one_of_each=True)
 @ways
 def test_models_are_arguments_of_replicas_and_checkpoints_restore_them(make, way, tmp_path):

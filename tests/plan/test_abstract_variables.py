@@ -18,6 +18,7 @@ def large():
     return {"table": jnp.ones((LARGE, 1 << 18)), "scale": np.float32(2), "count": 3}
 
 
+@pytest.mark.filterwarnings("ignore:.* were not distributed")
 @pytest.mark.parametrize("strategy", ["none", "mirrored", "sharded"])
 def test_a_model_that_fits_no_machine_is_lowered(strategy):
     options = {"shard_optimizer_state": True} if strategy == "sharded" else {}

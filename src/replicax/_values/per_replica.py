@@ -196,6 +196,15 @@ class Mirrored(ArrayOperators, Value):
     _is_mirrored = True
     _whole = Replicated
 
+    def __bool__(self) -> bool:
+        """Returns True, as in TensorFlow, where a mirrored value has no truth value of its own.
+
+        >>> import replicax as rx
+        >>> bool(rx.Mirrored([0, 0]))
+        True
+        """
+        return True
+
     @property
     def values(self) -> tuple[Leaf, ...]:
         """The copies of this process's replicas.

@@ -17,6 +17,7 @@ from replicax._base.types import Leaf, Tree
 from replicax._values import DistributedValues, is_array
 from replicax._variables.array_protocol import ArrayProtocol
 
+WRONG_SHAPE = "Cannot assign value to"  # how the message begins
 ARRAY = jax.tree.structure(0)  # of a variable that holds one array
 
 
@@ -118,8 +119,8 @@ def convert_leaf(value: Leaf, kind: jax.ShapeDtypeStruct, name: str) -> jax.Arra
     array = convert_dtype(value, kind.dtype)
     if array.shape != kind.shape:
         raise InvalidArgumentError(
-            f"Cannot assign value to variable ' {name}': Shape mismatch.The variable shape {kind.shape}, and "
-            f"the assigned value shape {array.shape} are incompatible."
+            f"{WRONG_SHAPE} variable ' {name}': Shape mismatch.The variable shape {kind.shape}, and the assigned value "
+            f"shape {array.shape} are incompatible."
         )
     return array
 
