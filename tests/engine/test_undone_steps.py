@@ -10,9 +10,10 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from strategies import MEAN, STRATEGIES, SUM, ctx, mirrored, over, parts, per_replica
+from strategies import MEAN, STRATEGIES, SUM, WORKERS, ctx, mirrored, over, parts, per_replica
 
 import replicax as rx
+from replicax._base.errors import FailedElsewhere
 
 ONE = jax.ShapeDtypeStruct((), np.float32)
 FAULTS = ["python", "pure_callback", "debug_callback", "value"]
@@ -104,9 +105,10 @@ several = pytest.mark.parametrize(
         pytest.param(sharded_optimizer, 3, id="sharded_optimizer", marks=pytest.mark.strategy("sharded_optimizer")),
     ],
 )
-batches = pytest.mark.parametrize(
-    "missing, pads", [(0, False), (1, False), (1, True)], ids=["even", "uneven", "padded"]
-)
+BATCHES = {"even": (0, False), "uneven": (1, False), "padded": (1, True)}
+if WORKERS > 1:  # an uneven batch may run eagerly, where the failure of one worker ends the job
+    del BATCHES["uneven"]
+batches = pytest.mark.parametrize("missing, pads", BATCHES.values(), ids=BATCHES)
 
 
 @pytest.mark.filterwarnings("ignore:.* gives every replica the same weight")
@@ -124,7 +126,7 @@ def test_a_step_that_fails_changes_nothing(make, n, missing, pads, fault):
     model.fails = True
     for _ in range(2):
         model.calls.update(step=0, replica=0)
-        with pytest.raises((Boom, jax.errors.ConcretizationTypeError)):
+        with pytest.raises((Boom, jax.errors.ConcretizationTypeError, FailedElsewhere)):  # the latter of other workers
             model.step(second)
         for after, value in zip(model.state(), before, strict=True):
             np.testing.assert_array_equal(after, value)

@@ -83,8 +83,9 @@ class Reducer:
 
     def reduce(self, op: ReduceOp, value: Tree, axis: Axis | None = None) -> Tree:
         """Returns the sum or mean of each leaf of a nest, along `axis` of the components first if that is not None."""
-        # A bare None is refused below: it more likely comes from a replica function without `return`.
-        leaves = [None] if value is None else nest.values(value)
+        if value is None:  # more likely from a replica function without `return` than an empty structure
+            return self._non_distributed(op, value)
+        leaves = nest.values(value)
         totals = iter(self._leaves(op, leaves, axis))
         return nest.map_values(lambda _: next(totals), value)
 
