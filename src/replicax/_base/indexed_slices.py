@@ -62,7 +62,9 @@ class IndexedSlices(nest.LeafBase):
 def dense(leaf: Leaf, method: str) -> Leaf:
     """Return a leaf; raise NotImplementedError for `IndexedSlices`. `method` was called by the user."""
     if isinstance(leaf, IndexedSlices):
-        raise NotImplementedError(f"{method} does not support IndexedSlices. Pass a tensor: `slices.to_dense()`.")
+        error = NotImplementedError(f"{method} does not support IndexedSlices")  # TensorFlow's words
+        error.add_note("Pass a tensor: `slices.to_dense()`.")
+        raise error
     return leaf
 
 
