@@ -32,7 +32,6 @@ from replicax._engine.padded_batch import PaddedBatch
 from replicax._engine.replica_trace import (
     LeafKey,
     NotStacked,
-    Place,
     Placeholder,
     ReplicaTrace,
     SpmdContext,
@@ -162,12 +161,14 @@ class _DistributedArguments:
 
     def tell_rows(self, trace: ReplicaTrace, traces: Sequence[ReplicaTrace]) -> None:
         """Tell the replica context of a trace how many rows the replica has; `traces` are those of the kinds."""
-        own: int | Place = 0
         if self.padded is not None:
-            own = Place(min(self.padded.places))
+            place = min(self.padded.places)
+            trace.set_rows(self.part_rows, lambda components: components[place].shape[0])
         elif self.part_rows is not None and self.part_rows.counts is not None:
-            own = self.part_rows.counts[self.which.index(traces.index(trace))]
-        trace.set_rows(self.part_rows, own)
+            count = self.part_rows.counts[self.which.index(traces.index(trace))]
+            trace.set_rows(self.part_rows, lambda components: count)
+        else:
+            trace.set_rows(self.part_rows, lambda components: 0)
 
     def rows(self, blocks: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns a replica's own components, where `blocks` are its blocks of the inputs."""

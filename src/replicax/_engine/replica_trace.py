@@ -140,10 +140,6 @@ class Placeholder:
         self.index = index
 
 
-class Place(int):
-    """The index of a distributed argument."""
-
-
 class NotStacked:
     """Stands for a distributed argument whose components are no arrays of one shape."""
 
@@ -242,12 +238,12 @@ class ReplicaTrace:
         self._fn, self._skeleton, self._shapes = fn, skeleton, shapes
         self._context = SpmdContext(strategy, reducer, self.level, outer_traces())
         self.written: list[State] = []
-        self._own_rows: int | Place = 0
+        self._count_rows: Callable[[Sequence[jax.Array]], int] = lambda components: 0
         self.sum_warning: str | None = None
 
-    def set_rows(self, rows: PartRows | None, own: int | Place) -> None:
-        """Tell the replica context the rows of the parts; `own` is the replica's number, or an argument with them."""
-        self._context._part_rows, self._own_rows = rows, own
+    def set_rows(self, rows: PartRows | None, count_rows: Callable[[Sequence[jax.Array]], int]) -> None:
+        """Set the rows of the parts, and the function that counts the rows of this replica in its components."""
+        self._context._part_rows, self._count_rows = rows, count_rows
 
     def _components(self, rows: Sequence[jax.Array]) -> list[jax.Array]:
         return [row if shape is None else part_of(row, shape) for row, shape in zip(rows, self._shapes)]
@@ -268,8 +264,7 @@ class ReplicaTrace:
             return leaf.component() if isinstance(leaf, NotStacked) else leaf
 
         args, kwargs = nest.map_structure(fill, self._skeleton)
-        own = self._own_rows
-        self._context._own_rows = components[own].shape[0] if isinstance(own, Place) else own
+        self._context._own_rows = self._count_rows(components)
         try:
             with _context.entered(self._strategy, self._context), frames.entered(self.level):
                 with jax.named_scope(f"replica/{profiling.identifier(self._fn)}"):

@@ -92,10 +92,11 @@ def warn_of_mean(rows: Iterable[PartRows | None], call: str) -> None:
     for uneven in rows:
         if uneven is not None:
             tracebacks.warn(
-                f"`{call}` gives every replica the same weight, but the replicas have {uneven}: the result is not the "
-                "mean over the rows of the batch. Let each replica compute its share of that mean, "
-                "`replicax.share_of_mean(values)`, or its sum divided by the number of rows of the whole batch, and "
-                f"reduce the shares with SUM. See {doc_pages.page('explanation/uneven-batches')}."
+                f"`{call}` gives every replica the same weight, but the replicas have {uneven}: the result "
+                f"{'may not be' if uneven.counts is None else 'is not'} the mean over the rows of the batch. Let each "
+                "replica compute its share of that mean, `replicax.share_of_mean(values)`, or its sum divided by the "
+                f"number of rows of the whole batch, and reduce the shares with SUM. "
+                f"See {doc_pages.page('explanation/uneven-batches')}."
             )
             return
 
