@@ -237,6 +237,30 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(tmp_path, m
         assert not read.has_tensor("w/.ATTRIBUTES/VARIABLE_VALUE")
 
 
+@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
+def test_checkpoint_replaced_during_the_check_for_other_files_is_checked_again(tmp_path, monkeypatch, exchange):
+    """As by another thread: the files that come are not the user's, and a file of the user is still found."""
+    if not exchange:
+        monkeypatch.setattr(atomic, "_renameat2", None)
+    path, read = str(tmp_path / "model"), atomic.read_record
+    checkpoint = Checkpoint(v=rx.Variable(1.0))
+    checkpoint.write(path)
+
+    def then_replaced(record):
+        content = read(record)
+        monkeypatch.setattr(atomic, "read_record", read)
+        Checkpoint(v=rx.Variable([2.0, 2.0])).write(path)
+        return content
+
+    monkeypatch.setattr(atomic, "read_record", then_replaced)
+    checkpoint.write(path)
+    assert float(rx.train.load_variable(path, "v/.ATTRIBUTES/VARIABLE_VALUE")) == 1.0
+
+    (Path(path) / "notes").write_text("mine")
+    with pytest.raises(FileExistsError, match="notes"):
+        checkpoint.write(path)
+
+
 def test_the_working_folder_may_change_while_a_dataset_is_read_and_written(tmp_path, monkeypatch):
     for name in ("first", "second"):
         (tmp_path / name).mkdir()

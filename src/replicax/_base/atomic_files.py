@@ -25,7 +25,6 @@ import shutil
 import uuid
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from replicax._base.errors import InvalidArgumentError
@@ -134,7 +133,10 @@ def _target(path: AnyPath, item: Artifact) -> str:
 def _refuse_other_folders(folder: str, item: Artifact) -> None:
     """Raises FileExistsError for a folder that is not empty and not of this kind, or has files of the user in it."""
     assert item.record is not None
-    names = os.listdir(folder)
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:  # another thread or process has just deleted it
+        return
     if names and item.record not in names:
         raise FileExistsError(
             f"{folder} is there and is no {item.noun}: it is left as it is. Choose another path, such as one in that "
@@ -148,13 +150,18 @@ def _refuse_other_folders(folder: str, item: Artifact) -> None:
 
 
 def _unlisted(folder: str, record: str) -> list[str]:
-    """Returns the files in a folder that its record does not list; none where the record is damaged."""
-    listed = _files_listed(folder, record)
-    if listed is None:
-        return []
-    paths = (path for path in Path(folder).rglob("*") if path.is_symlink() or not path.is_dir())
-    found = {str(path.relative_to(folder)) for path in paths if not path.name.startswith(_OF_THE_SYSTEM)}
-    return sorted(found - {record, *listed})
+    """Return the files in a folder that its record does not list; none where the record is damaged.
+
+    If another thread or process replaces the folder meanwhile, its record and its files are read again.
+    """
+    while (listed := _files_listed(folder, record)) is not None:
+        paths = [os.path.join(inner, name) for inner, folders, files in os.walk(folder) for name in folders + files]
+        files = {os.path.relpath(path, folder) for path in paths if os.path.islink(path) or not os.path.isdir(path)}
+        unlisted = {path for path in files if not os.path.basename(path).startswith(_OF_THE_SYSTEM)}
+        unlisted -= {record, *listed}
+        if not unlisted or _files_listed(folder, record) == listed:
+            return sorted(unlisted)
+    return []
 
 
 def _files_listed(folder: str, record: str) -> list[str] | None:
