@@ -46,8 +46,8 @@ def made():
 
 checkpoint = made()
 written = []
-write = files.write
-files.write = lambda path, *rest, **kw: (written.append(os.path.relpath(path, folder)), write(path, *rest, **kw))
+write = files.written
+files.written = lambda path, *rest, **kw: (written.append(os.path.relpath(path, folder)), write(path, *rest, **kw))[1]
 """
 
 PROGRAM = """
@@ -289,8 +289,10 @@ def test_all_workers_restore_the_same_checkpoint_whatever_is_on_their_disks(tmp_
 ONE_RESTORES = """
 latest = folder / "ckpt"
 if me == 0:
-    files.write(str(latest), files.Saved([{"children": {"v": 1}}, {"children": {}, "key": "v"}],
-                                         {"v": np.float32([3.0, 4.0])}, "token", "save"))
+    saved = files.Saved([{"children": {"v": 1}}, {"children": {}, "key": "v"}],
+                        {"v": np.float32([3.0, 4.0])}, "token", "save")
+    with files.written(str(latest), saved):
+        pass
     checkpoint.restore(latest).expect_partial()
 strategy.run(lambda: checkpoint.v.assign_add(rx.get_replica_context().all_reduce("SUM", jnp.ones(2))))
 told("not here", checkpoint.v.numpy().tolist())

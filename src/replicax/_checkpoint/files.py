@@ -124,8 +124,14 @@ def _array_writer(ocp: Any) -> Any:
     return ArrayWriter()
 
 
-def write(path: str, saved: Saved, listed: bool = False) -> None:
-    """Writes a checkpoint at `path`, in place of one that is there. `listed` tells that `write_list` will list it.
+@contextlib.contextmanager
+def written(path: str, saved: Saved, listed: bool = False) -> Iterator[None]:
+    """Write a checkpoint before the block, and put it at `path` after it, unless the block raises.
+
+    Args:
+        path: where the checkpoint is to be; one that is there is replaced.
+        saved: the content.
+        listed: whether `write_list` will list the checkpoint.
 
     Raises:
         FileExistsError: there is something else.
@@ -157,6 +163,7 @@ def write(path: str, saved: Saved, listed: bool = False) -> None:
         write_record(
             os.path.join(new, RECORD), {**about, "nodes": saved.nodes, "arrays": arrays, "files": checksums(new)}
         )
+        yield
 
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # it is full, or fails

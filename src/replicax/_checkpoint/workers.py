@@ -194,7 +194,7 @@ def different_values(digests: Mapping[str, int]) -> tuple[list[str], str]:
 
 
 def compare_saved(digests: Mapping[str, int], loose: Collection[str]) -> None:
-    """Raise CheckpointError on all workers, or warn, about variables whose copies differ between the workers.
+    """Raise CheckpointError on all workers, or warn, if copies of variables differ between the workers.
 
     Args:
         digests: a digest of the value of each shared object that is saved, by its name.

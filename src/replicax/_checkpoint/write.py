@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import json
 import os
 import uuid
@@ -29,13 +31,17 @@ class Snapshot(NamedTuple):
 
     Attributes:
         saved: the content to be written.
-        digests: a digest of the value of each object that belongs to several workers, by its name.
+        shared: the arrays of each object that belongs to several workers, by its name.
         loose: the names of variables whose copies may differ.
     """
 
     saved: _files.Saved
-    digests: dict[str, int]
+    shared: dict[str, list[np.ndarray]]
     loose: list[str]
+
+    def compute_digests(self) -> dict[str, int]:
+        """Return a digest of the value of each object that belongs to several workers, by its name."""
+        return {name: workers.checksum(arrays) for name, arrays in self.shared.items()}
 
 
 def _position_of(leaf: PositionLeaf, kept: Positions | None) -> str:
@@ -51,7 +57,7 @@ def take_snapshot(nodes: Sequence[ObjectNode], together: bool, kept: Positions |
     """Return the content to be written. The arrays of a pytree become nodes below the object that has it."""
     saved: list[_files.NodeRecord] = [{"children": dict(node.children)} for node in nodes]
     arrays: dict[str, np.ndarray] = {}
-    digests: dict[str, int] = {}
+    shared: dict[str, list[np.ndarray]] = {}
     for number, node in enumerate(nodes):
         if isinstance(node.leaf, PositionLeaf):
             position = _position_of(node.leaf, kept)
@@ -61,7 +67,7 @@ def take_snapshot(nodes: Sequence[ObjectNode], together: bool, kept: Positions |
         elif node.leaf is not None:
             values = node.leaf.read()
             if together and workers.is_shared(node.leaf.owner):
-                digests[name_in_messages(node.names)] = workers.checksum(values.values())
+                shared[name_in_messages(node.names)] = list(values.values())
             for names, array in values.items():
                 if array.dtype.kind in "OSU":
                     raise TypeError(
@@ -81,42 +87,68 @@ def take_snapshot(nodes: Sequence[ObjectNode], together: bool, kept: Positions |
                 arrays[key_of((*node.names, *names), REPLICAS)] = array
     token = uuid.uuid4().hex
     owners = {name_in_messages(node.names): node.leaf.owner for node in nodes if node.leaf is not None}
-    loose = [name for name in digests if workers.may_differ(owners[name])]
-    return Snapshot(_files.Saved(saved, arrays, token, token), digests, loose)
+    loose = [name for name in shared if workers.may_differ(owners[name])]
+    return Snapshot(_files.Saved(saved, arrays, token, token), shared, loose)
 
 
 def write_together(path: str, snapshot: Snapshot, then: OnWritten | None) -> None:
-    """Write in a job of several processes: of those that give the same path, the first writes."""
+    """Write in a job of several processes: of those that give the same path, the first writes.
+
+    The digests of the workers are computed while the files are written, and compared before the checkpoint takes its
+    place. Where a process finds no checkpoint of this save after that, its disk is another one, and it writes a copy.
+
+    Raises:
+        CheckpointError: on all workers, if one cannot write, or if the values of shared variables differ.
+    """
     me, where = jax.process_index(), os.path.abspath(path)
-    saved, digest = snapshot.saved, workers.digest_of(snapshot.digests)
-    texts = workers.all_gather(f"the checkpoint {where} {saved.token} {digest}")
-    places, tokens, digests = zip(*(text.rsplit(" ", 2) for text in texts))
-    if len(set(digests)) > 1:
-        workers.compare_saved(snapshot.digests, snapshot.loose)
-    first = places.index(places[me])
-    snapshot = snapshot._replace(saved=saved._replace(save=tokens[0]))
-    problem = ""
-    if first == me:
-        try:
-            write_alone(path, snapshot, then)
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-    problems = [
-        text.split("\n", 1)[1] for text in workers.all_gather(f"the writing of the checkpoint {where}\n{problem}")
-    ]
-    if any(problems):
-        text = "; ".join(f"{workers.name(i)}: {problem}" for i, problem in enumerate(problems) if problem)
-        raise CheckpointError(f"The checkpoint {path} was not written. {text}")
+    with concurrent.futures.ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as publishing:
+        digests = thread.submit(snapshot.compute_digests)
+        texts = workers.all_gather(f"the checkpoint {where} {snapshot.saved.token}")
+        places, tokens = zip(*(text.rsplit(" ", 1) for text in texts))
+        first = places.index(places[me])
+        snapshot = snapshot._replace(saved=snapshot.saved._replace(save=tokens[0]))
+
+        def write() -> str:
+            if first == me:
+                publishing.enter_context(_files.written(path, snapshot.saved, listed=then is not None))
+            return str(workers.digest_of(digests.result()))
+
+        def publish() -> str:
+            publishing.close()
+            if first == me and then is not None:
+                then(path, True)
+            return ""
+
+        if len(set(_do_on_all(path, write))) > 1:
+            workers.compare_saved(digests.result(), snapshot.loose)
+        _do_on_all(path, publish)
     if first != me:
-        on_another_disk = _files.token_at(path) != tokens[first]  # the same name on another machine
-        if on_another_disk:
+        if _files.token_at(path) != tokens[first]:
             write_alone(path, snapshot, then)
         elif then is not None:
             then(path, False)
 
 
+def _do_on_all(path: str, act: Callable[[], str]) -> list[str]:
+    """Return what a function returns in each process; raise CheckpointError in all if it raises in one."""
+    result = problem = ""
+    try:
+        result = act()
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    texts = workers.all_gather(
+        f"the writing of the checkpoint {os.path.abspath(path)}\n{json.dumps([problem, result])}"
+    )
+    problems, results = zip(*(json.loads(text.split("\n", 1)[1]) for text in texts))
+    if any(problems):
+        text = "; ".join(f"{workers.name(i)}: {problem}" for i, problem in enumerate(problems) if problem)
+        raise CheckpointError(f"The checkpoint {path} was not written. {text}")
+    return list(results)
+
+
 def write_alone(path: str, snapshot: Snapshot, then: OnWritten | None) -> None:
     """Write in this process, without the others."""
-    _files.write(path, snapshot.saved, listed=then is not None)
+    with _files.written(path, snapshot.saved, listed=then is not None):
+        pass
     if then is not None:
         then(path, True)
