@@ -137,6 +137,36 @@ def test_rubbish_at_a_port_is_ignored(run_python, which):
     assert "a handler was called" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    "secret", [ENVIRONMENT["REPLICAX_JOB_SECRET"], pytest.param("none", marks=pytest.mark.thorough)]
+)
+def test_silent_strangers_beyond_the_limit_of_open_files_do_not_keep_new_clients_out(run_well, secret):
+    run_well(
+        """
+        import resource, socket
+        from tasks import echo, started
+        LIMIT = 100
+        def start():
+            from replicax._transport.service import Service
+            resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
+            service = Service("127.0.0.1:0", {"echo": echo})
+            service.start()
+            return service.address
+        with started(start) as other:
+            from replicax._job.channel import parse
+            from replicax._transport.peer import connect
+            strangers = [socket.create_connection(parse(other.address), timeout=60) for _ in range(LIMIT + 20)]
+            peer = connect(other.address)
+            peer.wait_until_ready(60)
+            assert peer.call("echo", {"a": 1}) == ({"a": 1}, [])
+            peer.close()
+            for stranger in strangers:
+                stranger.close()
+        """,
+        env={**ENVIRONMENT, "REPLICAX_JOB_SECRET": secret, "PYTHONWARNINGS": "ignore"},
+    )
+
+
 def test_who_has_the_secret_and_sends_no_message_of_ours_ends_nothing(run_python):
     done = run_python(
         """

@@ -45,10 +45,15 @@ def _keepalive(least: int) -> list[tuple[str, Any]]:
     ]
 
 
+# A client's attempt to connect ends after the first time. A service closes a connection that has not proved within the
+# second time that it knows the secret: silent strangers could otherwise take up all files that the process may open.
+# The second time is the shorter one, so that files become free while a client still waits. gRPC looks once a second.
+_ATTEMPT, _STRANGER = 5000, 3000  # milliseconds
+
 _OF_CHANNELS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
-    ("grpc.min_reconnect_backoff_ms", 5000),  # how long one attempt may take
+    ("grpc.min_reconnect_backoff_ms", _ATTEMPT),
     ("grpc.dns_min_time_between_resolutions_ms", 1000),  # a task that is started again may have another address
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # each channel has a connection of its own
@@ -58,7 +63,7 @@ _OF_CHANNELS: list[tuple[str, Any]] = [
 
 def of_server() -> list[tuple[str, Any]]:
     """Returns the options of a service."""
-    return [*_keepalive(_MUCH), ("grpc.so_reuseport", 0)]
+    return [*_keepalive(_MUCH), ("grpc.so_reuseport", 0), ("grpc.server_handshake_timeout_ms", _STRANGER)]
 
 
 def of_calls() -> list[tuple[str, Any]]:
