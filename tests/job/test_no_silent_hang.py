@@ -180,8 +180,10 @@ def test_stopped_workers_are_named(tmp_path, run_dir, figures, stopped):
         again = workers.join(timeout=30)
     for index, ended in done.items():
         assert ended.returncode == 70 and ended.ended - since < HEARTBEAT + 5.0, workers.output()
-        first = own_lines(ended.stderr)[0]
+        first, advice = own_lines(ended.stderr)[:2]
         assert first.startswith(f"worker {stopped} (127.0.0.1:") and "has not answered for" in first
+        if index != stopped:
+            assert "is stopped (by SIGSTOP or a debugger)" in advice and "memory" not in advice
         assert run_dir.report(index)["caused_by"] == stopped
     assert again[stopped].returncode == 70, "it ends when it goes on"
 

@@ -159,7 +159,8 @@ def test_a_stopped_worker_that_another_one_reports_is_the_cause_and_ends(tmp_pat
     with Launch(tmp_path, "--workers 2", program) as launch:
         assert launch.wait() == 70, launch.output
     assert launch.err.splitlines() == [
-        "replicax launch: worker 1 is the cause: ended by the launcher (exit status 143)",
+        "replicax launch: worker 1 is the cause: was stopped, as by SIGSTOP or a debugger, until the launcher ended it "
+        "(exit status 143)",
         "  worker 0 says: worker 1 does not answer",
         "  worker 0: exit status 70",
     ]

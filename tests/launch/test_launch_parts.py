@@ -163,6 +163,13 @@ def test_a_worker_that_left_early_is_the_cause_by_its_exit_status():
     ]
 
 
+@pytest.mark.parametrize("kind, did", [("lost", "stopped responding"), ("stuck", "still ran")])
+def test_the_launchers_own_signal_is_not_told_as_the_cause(kind, did):
+    ended = outcome(1, -signal.SIGTERM, 6.0, ended=True)
+    found = first_line(outcome(0, 70, 5.0, kind=kind, caused_by=1), ended)
+    assert found == (70, f"worker 1 is the cause: {did}, until it was ended by the launcher (killed by SIGTERM)")
+
+
 @pytest.mark.parametrize("failed_at, first", [(2.0, 1), (0.5, 2)])
 def test_a_worker_that_ended_before_it_joined_is_first_unless_another_failed_earlier(failed_at, first):
     waits = Outcome(0, "127.0.0.1", -signal.SIGTERM, 5.0, True, address="a:1", joins=["a:1", "b:1", "c:1"])

@@ -71,7 +71,7 @@ class Coordinator(Monitor):
             elif channel.closed and not peer.gone:
                 peer.lost = "has ended without a word: it was killed, or it crashed"
             elif now - peer.heard > self.heartbeat and not peer.gone:
-                peer.lost = f"has not answered for {now - peer.heard:.0f} s"
+                peer.lose_silent(now - peer.heard)
         compiling = self._hold(now)
         if now - self._told >= self._interval:
             self._told = now

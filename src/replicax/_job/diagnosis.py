@@ -35,6 +35,7 @@ class Peer:
     failed: Mapping[str, Any] | None = None  # message and traceback of its own failure, and the time
     broken: Mapping[str, Any] | None = None  # an exception that another process's end may have caused
     lost: str | None = None  # it ended or stopped without a word: how that showed
+    silent: bool = False  # it is lost because it did not answer
     stack: str = ""  # where its main thread stands
     made: dict[int, Made] = field(default_factory=dict)
     detailed: bool = False  # stack and calls have been asked for and have come
@@ -43,6 +44,10 @@ class Peer:
     def gone(self) -> bool:
         """True if nothing more is to be expected of it."""
         return self.left or self.lost is not None or self.failed is not None
+
+    def lose_silent(self, seconds: float) -> None:
+        """Note that it is lost, since it has not answered for so many seconds."""
+        self.lost, self.silent = f"has not answered for {seconds:.0f} s", True
 
     def note(self, kind: str, report: Mapping[str, Any], now: float) -> None:
         """Notes an exception, "failed" or "broken"."""
@@ -128,9 +133,15 @@ def failure(peers: Mapping[int, Peer]) -> Diagnosis:
         message = f"{peers[first].name} failed: {report['message']}"
         return Diagnosis("exception", (first,), message, report["traceback"], "\n".join(more))
     message = "; ".join(f"{peers[i].name} ({peers[i].address}) {peers[i].lost}" for i in lost)
+    if any(peers[i].silent for i in lost):
+        advice = (
+            "A process that does not answer is stopped (by SIGSTOP or a debugger), holds Python's lock, or cannot be "
+            "reached: its machine is gone, or the network is cut."
+        )
+    else:
+        advice = "Look at its own output. Where that says nothing the process was killed, perhaps for want of memory."
     details = (
-        f"Look at its own output. Where that says nothing the process was killed, perhaps for want of memory.\n"
-        f"{table({i: p for i, p in peers.items() if i not in lost}, max(p.heard for p in peers.values()))}"
+        f"{advice}\n{table({i: p for i, p in peers.items() if i not in lost}, max(p.heard for p in peers.values()))}"
     )
     return Diagnosis("lost", tuple(lost), message, "", details)
 

@@ -334,7 +334,7 @@ class Member(Monitor):
         elif self._coordinator.closed:
             coordinator.lost = "has ended without a word: it was killed, or it crashed"
         elif now - coordinator.heard > self.heartbeat:
-            coordinator.lost = f"has not answered for {now - coordinator.heard:.0f} s"
+            coordinator.lose_silent(now - coordinator.heard)
         if coordinator.lost is not None:
             self._obey(failure(self.peers))
         elif now - self._told >= self._interval:

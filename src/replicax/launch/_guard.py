@@ -6,8 +6,9 @@ The launcher starts this file as a program of its own, one for each worker, in a
 
 CONTROL is the number of an open socket. Each byte that comes over it is the number of a signal for the worker; SIGKILL
 goes to the worker and everything below it. When the worker has ended, the guard ends what the worker left, and answers
-with one line: the exit status (negative for a signal), and when that was. When the socket closes, the launcher is gone,
-however it died: the guard ends the worker and everything below it, and removes the folder of the reports.
+with one line: the exit status (negative for a signal), when that was, and 1 if the worker was stopped, as by SIGSTOP,
+when the launcher first asked it to end, else 0. When the socket closes, the launcher is gone, however it died: the
+guard ends the worker and everything below it, and removes the folder of the reports.
 
 On Linux orphans below the guard become its children, so that it finds a worker's data loaders and daemons even where
 they have left their parents or their session; and a worker gets SIGKILL when its guard dies. Elsewhere the worker's
@@ -50,6 +51,13 @@ def descendants(ancestor: int, spare: Collection[int] = ()) -> list[int]:
     for pid in found:
         found += [child for child in children.get(pid, []) if child not in spare]
     return found[1:]
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped, by SIGSTOP or by a debugger. False without /proc."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    return False
 
 
 def end_descendants(spare: Collection[int] = ()) -> None:
@@ -123,6 +131,7 @@ def _guard(control: socket.socket, command: list[str]) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
+    stopped: bool | None = None  # whether the worker was, when it was first asked to end
     while True:
         ready = select.select([control.fileno(), wake], [], [])[0]
         if wake in ready:
@@ -132,12 +141,14 @@ def _guard(control: socket.socket, command: list[str]) -> None:
             when = time.time()
             _end_everything(worker)
             with contextlib.suppress(OSError):
-                control.sendall(f"{status} {when}\n".encode())
+                control.sendall(f"{status} {when} {stopped or 0:d}\n".encode())
             return
         if control.fileno() in ready:
             numbers = control.recv(64)
             if not numbers:
                 break
+            if stopped is None:
+                stopped = is_stopped(worker)
             for asked in numbers:
                 everything = descendants(os.getpid()) if asked == signal.SIGKILL else []
                 for pid in everything or [worker]:

@@ -96,4 +96,5 @@ class LocalTasks(LocalProcesses):
             task.number, self._host, status, when, asked is not None, None, readable(process.tail),
             address=process.address, kind=task.kind,
             preempted=task.kind == "chief" and status in self._preempt_codes and asked is None,
+            stopped=process.was_stopped,
         )  # fmt: skip

@@ -60,6 +60,7 @@ class Worker:
         self._screen = screen
         self._ended = False
         self.asked_to_end: float | None = None  # when
+        self.was_stopped = False  # as by SIGSTOP, when it was first asked to end; known once it has ended
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         shown = task.name, task.number + _COLOUR_OF.get(task.kind, 0), width
         self._lines = [Lines(screen.writer(*shown, 1)), Lines(screen.writer(*shown, 2, self.tail))]
@@ -103,6 +104,7 @@ class Worker:
             writer.close()
             self._process.wait()
         if words:
+            self.was_stopped = words[2] == b"1"
             return int(words[0]), float(words[1]), asked
         return self._process.returncode, time.time(), asked  # the guard itself was killed, and the worker with it
 
@@ -197,7 +199,7 @@ class LocalWorkers(LocalProcesses):
         outcome = Outcome(
             worker.number, self._host, status, when, ended, report, readable(worker.tail),
             address=worker.address, joins=joins, joined=joined,
-            preempted=status in self._preempt_codes and not ended and report is None,
+            preempted=status in self._preempt_codes and not ended and report is None, stopped=worker.was_stopped,
         )  # fmt: skip
         if outcome.failed:
             self._fail()

@@ -39,6 +39,7 @@ class Outcome:
     joined: bool = False  # and all of that job were there
     preempted: bool = False  # it has ended, by itself, with an exit status that says that it has saved its state
     kind: str = "worker"  # of the task
+    stopped: bool = False  # as by SIGSTOP, when the launcher ended it
 
     @property
     def name(self) -> str:
@@ -77,7 +78,7 @@ class Outcome:
                 (list, (outcome.tail, outcome.joins)),
                 (str, texts),
                 (int, numbers),
-                (bool, (outcome.ended, outcome.joined, outcome.preempted)),
+                (bool, (outcome.ended, outcome.stopped, outcome.joined, outcome.preempted)),
             ):
                 if {*map(type, values)} != {kind}:
                     raise TypeError(f"{values} are not all of type {kind.__name__}")
@@ -141,6 +142,8 @@ def describe(outcome: Outcome) -> str:
     if status == 0:
         return "ended with exit status 0"
     how = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
+    if outcome.stopped:
+        return f"was stopped, as by SIGSTOP or a debugger, until the launcher ended it ({how})"
     return f"ended by the launcher ({how})" if outcome.ended else how
 
 
@@ -198,7 +201,7 @@ def tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
     report = cause.report
     said = ""
     how = f"failed first{_step(report)}" if cause is witness or report else "is the cause"
-    lines = [f"{cause.name}{where} {how}: {describe(cause)}"]
+    lines = [f"{cause.name}{where} {how}: {_describe_cause(cause, witness)}"]
     if cause.status == 0 and cause is witness and not report:
         waited = listed([o.name for o in outcomes if cause.address in o.joins and not o.joined])
         lines[0] += f" before it joined the job, that is, before it made its strategy; {waited} waited for it"
@@ -220,6 +223,14 @@ def tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
             lines += _indent(tail[next(starts, 0) :])
     lines += _others(cause, outcomes, said)
     return "\n".join(lines)
+
+
+def _describe_cause(cause: Outcome, witness: Outcome) -> str:
+    """Describe how the cause ended. A signal of the launcher is no cause: say what the worker did until it came."""
+    if not cause.ended or cause.stopped or cause.report or witness.report is None:
+        return describe(cause)
+    did = "stopped responding" if witness.report["kind"] == "lost" else "still ran"
+    return f"{did}, until it was {describe(cause)}"
 
 
 def _step(report: dict[str, Any] | None) -> str:
