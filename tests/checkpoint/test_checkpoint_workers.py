@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import numpy as np
@@ -169,6 +170,42 @@ def test_a_worker_does_not_wait_for_a_killed_writer(tmp_path):
     v = rx.Variable([0.0, 0.0])
     rx.train.Checkpoint(v=v).restore(latest).expect_partial()
     assert v.numpy().tolist() == [1.0, 2.0]
+
+
+OWN_FAILURE = """
+import shutil, time
+disk = folder / os.environ["WHAT"] / f"disk{me}"
+
+def show_late(kind, error, trace, show=sys.excepthook):
+    time.sleep(1.0)  # the other worker has time to tell of its error first
+    show(kind, error, trace)
+
+if me == 1:
+    sys.excepthook = show_late
+if os.environ["WHAT"] == "saves":
+    manager = rx.train.CheckpointManager(checkpoint, disk / "saved", max_to_keep=3)
+    if me == 1:
+        shutil.rmtree(disk)
+        disk.write_text("no folder")
+    manager.save()
+else:
+    path = checkpoint.write(disk / "ckpt")
+    checkpoint.restore(path if me == 0 else disk / "nothing")
+told("not here", True)
+"""
+
+
+@pytest.mark.parametrize("what", ["saves", "restores"])
+def test_a_failure_that_raises_on_all_workers_is_reported_as_that_of_the_worker_that_had_it(what, tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    env = {"FOLDER": str(folder), "WHAT": what, "REPLICAX_REPORT_DIR": str(tmp_path / "reports")}
+    with Workers(tmp_path / "job", 2, START + OWN_FAILURE, env=env) as workers:
+        done = workers.join(timeout=60)
+    assert [done[index].returncode for index in (0, 1)] == [70, 1], workers.output()
+    assert "worker 1 failed: " in done[0].stderr and "not here" not in done[0].stdout + done[1].stdout
+    reports = [json.loads((tmp_path / "reports" / f"{index}.json").read_text()) for index in (0, 1)]
+    assert [report["caused_by"] for report in reports] == [1, None]
 
 
 DISKS = """

@@ -292,6 +292,20 @@ def test_the_first_failure_is_the_cause():
     ]
 
 
+def test_a_process_that_hears_of_no_other_one_blames_none():
+    job = peers(5, 5, 5)
+    job[1].lose_silent(30.0)
+    assert _diagnosis.failure(job).cause == (1,)
+    job[2].lose_silent(30.0)
+    diagnosis = _diagnosis.failure(job)
+    assert diagnosis.cause == () and diagnosis.message == (
+        "worker 0 has lost contact with all other processes: worker 1 (10.0.0.1:1) has not answered for 30 s; worker 2 "
+        "(10.0.0.2:1) has not answered for 30 s"
+    )
+    job[2].lost, job[2].silent = "has ended without a word", False
+    assert _diagnosis.failure(job).cause == (1, 2)
+
+
 def test_the_diagnosis_names_the_late_process():
     job = peers(4, 3, 4)
     job[0].oldest, job[2].oldest = (4, "step", 9.0), (4, "step", 8.0)

@@ -170,6 +170,34 @@ def test_the_launchers_own_signal_is_not_told_as_the_cause(kind, did):
     assert found == (70, f"worker 1 is the cause: {did}, until it was ended by the launcher (killed by SIGTERM)")
 
 
+def of_machine(host, result, lost=""):
+    result.host, result.lost = host, lost
+    return result
+
+
+@pytest.mark.parametrize("reported", [8.0, 10.0])
+def test_a_machine_that_hears_of_no_other_one_has_lost_contact(reported):
+    """Whether its worker's report or the silence of the other launchers is noticed first."""
+    silent = [of_machine(f"b{i}", outcome(i, None, 9.2), "its launcher has not answered") for i in (1, 2)]
+    here = of_machine("a", outcome(0, 70, reported, kind="lost", message="worker 1 is silent"))
+    assert job_outcome([here, *silent]) == (
+        70,
+        "a has lost contact with all other machines: its network is cut, or theirs.\n"
+        "  worker 0: exit status 70, worker 1 is silent\n"
+        "  worker 1 and worker 2: its launcher has not answered",
+    )
+    other = of_machine("c", outcome(3, 70, 9.9, kind="lost", caused_by=1))
+    assert first_line(here, *silent, other)[1].startswith(("worker 0 on a failed", "worker 1 on b1 failed"))
+    failed = of_machine("a", outcome(0, 3, reported, message="ValueError: boom"))
+    begin = "worker 0 on a failed first: exit" if reported == 8.0 else "a has lost contact with all other machines"
+    assert first_line(failed, *silent)[1].startswith(begin)
+
+
+def test_a_worker_that_blames_one_of_another_machine_did_not_fail_first():
+    found = first_line(outcome(1, 70, 5.0, kind="lost", caused_by=0, message="worker 0 is silent", step=4))
+    assert found == (70, "worker 1 ended because of worker 0, at step 4: exit status 70")
+
+
 @pytest.mark.parametrize("failed_at, first", [(2.0, 1), (0.5, 2)])
 def test_a_worker_that_ended_before_it_joined_is_first_unless_another_failed_earlier(failed_at, first):
     waits = Outcome(0, "127.0.0.1", -signal.SIGTERM, 5.0, True, address="a:1", joins=["a:1", "b:1", "c:1"])

@@ -214,6 +214,10 @@ class CheckpointError(ReplicaxError, RuntimeError):
     """
 
 
+class CheckpointFailedElsewhere(CheckpointError, FailedElsewhere):
+    """A checkpoint was not written or restored because another worker could not, which raises its own error."""
+
+
 CROSS_REPLICA_NEEDED = "Method requires being in cross-replica context, use get_replica_context().merge_call()"
 REPLICA_NEEDED = "Need to be inside `call_for_each_replica()`"
 NOT_A_TENSOR = (

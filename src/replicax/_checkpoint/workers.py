@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._base import doc_pages, jax_internals
-from replicax._base.errors import CheckpointError
+from replicax._base.errors import CheckpointError, CheckpointFailedElsewhere
 from replicax._checkpoint.object_graph import ObjectNode, PositionLeaf
 from replicax._checkpoint.sources import SAVE_COUNTER, SentSource, Source
 from replicax._input.iterator import DistributedIterator
@@ -163,7 +163,8 @@ def compare(path: str, digests: Mapping[str, int], problem: str = "") -> None:
     if problem:
         return
     if problems:
-        raise CheckpointError(f"Nothing has been restored, since not all workers can restore. {'; '.join(problems)}")
+        text = f"Nothing has been restored, since not all workers can restore. {'; '.join(problems)}"
+        raise CheckpointFailedElsewhere(text)
     if len({digest for _, _, digest in restores}) > 1:
         shown = "; ".join(f"{names} restores {at or 'nothing'}" for at, names in _groups([at for at, _, _ in restores]))
         _, values = different_values(digests)

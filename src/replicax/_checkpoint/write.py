@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from replicax._base.errors import CheckpointError
+from replicax._base.errors import CheckpointError, CheckpointFailedElsewhere
 from replicax._checkpoint import files as _files
 from replicax._checkpoint import workers
 from replicax._checkpoint.object_graph import Identity, ObjectNode, PositionLeaf
@@ -142,7 +142,8 @@ def _do_on_all(path: str, act: Callable[[], str]) -> list[str]:
     problems, results = zip(*(json.loads(text.split("\n", 1)[1]) for text in texts))
     if any(problems):
         text = "; ".join(f"{workers.name(i)}: {problem}" for i, problem in enumerate(problems) if problem)
-        raise CheckpointError(f"The checkpoint {path} was not written. {text}")
+        error_type = CheckpointError if problem else CheckpointFailedElsewhere
+        raise error_type(f"The checkpoint {path} was not written. {text}")
     return list(results)
 
 

@@ -133,6 +133,11 @@ def failure(peers: Mapping[int, Peer]) -> Diagnosis:
         message = f"{peers[first].name} failed: {report['message']}"
         return Diagnosis("exception", (first,), message, report["traceback"], "\n".join(more))
     message = "; ".join(f"{peers[i].name} ({peers[i].address}) {peers[i].lost}" for i in lost)
+    cause = tuple(lost)
+    if len(lost) == len(peers) - 1 > 1 and all(peers[i].silent for i in lost):
+        (alone,) = peers.keys() - set(lost)
+        message = f"{peers[alone].name} has lost contact with all other processes: {message}"
+        cause = ()  # rather this machine's network is cut than all others stopped
     if any(peers[i].silent for i in lost):
         advice = (
             "A process that does not answer is stopped (by SIGSTOP or a debugger), holds Python's lock, or cannot be "
@@ -143,7 +148,7 @@ def failure(peers: Mapping[int, Peer]) -> Diagnosis:
     details = (
         f"{advice}\n{table({i: p for i, p in peers.items() if i not in lost}, max(p.heard for p in peers.values()))}"
     )
-    return Diagnosis("lost", tuple(lost), message, "", details)
+    return Diagnosis("lost", cause, message, "", details)
 
 
 def broken(peers: Mapping[int, Peer]) -> Diagnosis:

@@ -163,7 +163,18 @@ def job_outcome(outcomes: Sequence[Outcome]) -> tuple[int, str]:
         return _preempted(outcomes)
     cause = _follow(first, {outcome.worker: outcome for outcome in outcomes})
     statuses = [outcome.status for outcome in (cause, first, *failures) if outcome.status and not outcome.ended]
-    return exit_status(statuses[0]) if statuses else 1, tell(cause, first, outcomes)
+    text = tell(cause, first, outcomes)
+    if (cause.status is None or (cause.report or {}).get("kind") == "lost") and (host := _cut_off(outcomes)):
+        text = f"{host} has lost contact with all other machines: its network is cut, or theirs."
+        text = "\n".join([text, *_others(None, outcomes, "")])
+    return exit_status(statuses[0]) if statuses else 1, text
+
+
+def _cut_off(outcomes: Sequence[Outcome]) -> str | None:
+    """Return the only machine of three or more whose workers' ends are known; None if there are others."""
+    lost = {outcome.host for outcome in outcomes if outcome.status is None}
+    known = {outcome.host for outcome in outcomes} - lost
+    return known.pop() if len(known) == 1 and len(lost) > 1 else None
 
 
 def was_preempted(outcomes: Sequence[Outcome]) -> bool:
@@ -201,6 +212,8 @@ def tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
     report = cause.report
     said = ""
     how = f"failed first{_step(report)}" if cause is witness or report else "is the cause"
+    if report and report["caused_by"] not in (None, *(outcome.worker for outcome in outcomes)):
+        how = f"ended because of worker {report['caused_by']}{_step(report)}"  # of another machine
     lines = [f"{cause.name}{where} {how}: {_describe_cause(cause, witness)}"]
     if cause.status == 0 and cause is witness and not report:
         waited = listed([o.name for o in outcomes if cause.address in o.joins and not o.joined])
@@ -240,7 +253,7 @@ def _step(report: dict[str, Any] | None) -> str:
     return f", at step {step}" if call is None else f', after {step} call{"s" if step != 1 else ""} of "{call}"'
 
 
-def _others(cause: Outcome, outcomes: Sequence[Outcome], said: str) -> list[str]:
+def _others(cause: Outcome | None, outcomes: Sequence[Outcome], said: str) -> list[str]:
     """Returns a line for each way in which other workers ended, without what has been said before."""
     groups: dict[str, list[str]] = {}
     for outcome in outcomes:
