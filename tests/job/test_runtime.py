@@ -314,6 +314,14 @@ def test_the_diagnosis_names_the_late_process():
     job[1].count = 4
     diagnosis = _diagnosis.stuck(job, 0, 9.0, 101.0)
     assert diagnosis.cause == () and diagnosis.message.endswith("which every process has reached")
+    job[1].out_of_reach = {2: "No route to host"}
+    job[1].broken = {"message": "Gloo: timed out", "traceback": ""}
+    assert _diagnosis.broken(job).message == (
+        "worker 1 could not go on: Gloo: timed out; worker 1 cannot reach worker 2 at 10.0.0.2:1 (No route to host)"
+    )
+    assert _diagnosis.stuck(job, 0, 9.0, 101.0).message.endswith(
+        "which every process has reached; worker 1 cannot reach worker 2 at 10.0.0.2:1 (No route to host)"
+    )
 
 
 @pytest.mark.parametrize("call", [(2, "step"), (None, "the end of the data")], ids=["call", "exchange"])

@@ -170,6 +170,15 @@ def test_the_launchers_own_signal_is_not_told_as_the_cause(kind, did):
     assert found == (70, f"worker 1 is the cause: {did}, until it was ended by the launcher (killed by SIGTERM)")
 
 
+def test_no_worker_failed_first_where_a_call_that_all_have_reached_does_not_end():
+    reports = [outcome(worker, 70, 5.0 + worker, kind="stuck", message="stuck") for worker in range(2)]
+    text = "worker 0 ended as all did, and no single worker is the cause: exit status 70"
+    assert first_line(*reports) == (70, text)
+    late = outcome(2, 70, 4.0, kind="stuck", message="stuck")
+    reports[0].report["caused_by"] = 2
+    assert first_line(*reports, late) == (70, "worker 2 failed first: exit status 70")
+
+
 def of_machine(host, result, lost=""):
     result.host, result.lost = host, lost
     return result

@@ -11,6 +11,7 @@ from replicax._job.call_log import CallLog, Made
 from replicax._job.channel import Channel, wait
 from replicax._job.diagnosis import Diagnosis, Peer, broken, diverged, failure, left, standing, stuck
 from replicax._job.monitor import LINGER, Monitor
+from replicax._job.reach import SECONDS
 
 _SETTLE = 0.3  # seconds in which failures count as being of the same time
 _COMPILES = 10  # deadlines of a step that compiling may take
@@ -85,6 +86,8 @@ class Coordinator(Monitor):
         for kind in ("noticed", "passed", "saved"):
             if kind in message:
                 self._agreement.take(index, kind, message[kind], now)
+        if "out_of_reach" in message:
+            peer.out_of_reach = {int(i): str(why) for i, why in message["out_of_reach"].items() if int(i) in self.peers}
         for kind in ("beat", "left", "detail"):
             if kind in message:
                 self._heard(index, kind, message[kind])
@@ -153,7 +156,9 @@ class Coordinator(Monitor):
         self._agree(now)
         self._differ = self._differ or self._compare()
         if any(peer.broken for peer in self.peers.values()):
-            self._broken = self._broken or now
+            if self._broken is None:
+                self._broken = now
+                self._tell({"reach": True})
             if diagnosis := left(self.peers, now):
                 self._deal(diagnosis)
             elif now - self._broken > self.heartbeat + 2 * self._interval:
@@ -162,15 +167,19 @@ class Coordinator(Monitor):
         if self._late_one is None and (timeout := self._late()) is not None:
             self._late_one = (0, timeout)
         if self._asked is not None:
-            if now - self._asked > LINGER or all(peer.detailed or peer.gone for peer in self.peers.values()):
-                late = None if self._differ else self._late_one
+            late = None if self._differ else self._late_one
+            here = [peer for peer in self.peers.values() if not peer.gone]
+            detailed = all(peer.detailed for peer in here)
+            tried = late is None or all(peer.out_of_reach is not None for peer in here)
+            if (detailed and tried) or now - self._asked > LINGER + (SECONDS if detailed else 0.0):
                 self._deal(stuck(self.peers, *late, now) if late else diverged(self.peers, now))
         elif diagnosis := left(self.peers, now):
             self._deal(diagnosis)
         elif self._differ or self._late_one is not None:
             self._asked, self._soon = now, True
             self._detail()
-            self._tell({"detail": True})
+            self.me.out_of_reach = {}  # it hears of all
+            self._tell({"detail": True} if self._differ else {"detail": True, "reach": True})
         elif self._leaving is not None and (now - self._leaving > LINGER or self._all_agree()):
             self._tell({"left": self._record()})
             self._drain(0.5)

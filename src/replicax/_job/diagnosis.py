@@ -39,6 +39,7 @@ class Peer:
     stack: str = ""  # where its main thread stands
     made: dict[int, Made] = field(default_factory=dict)
     detailed: bool = False  # stack and calls have been asked for and have come
+    out_of_reach: Mapping[int, str] | None = None  # the processes that it cannot reach, and why; None if not known
 
     @property
     def gone(self) -> bool:
@@ -155,8 +156,17 @@ def broken(peers: Mapping[int, Peer]) -> Diagnosis:
     """Diagnoses calls that failed as they do when another process ends, where none has."""
     which = tuple(i for i, p in peers.items() if p.broken)
     report = peers[which[0]].broken or {}
-    message = f"{names(peers, which)} could not go on: {report['message']}"
+    message = f"{names(peers, which)} could not go on: {report['message']}{_out_of_reach(peers)}"
     return Diagnosis("exception", which, message, report["traceback"], "No process of the job is known to have ended.")
+
+
+def _out_of_reach(peers: Mapping[int, Peer]) -> str:
+    """Return which processes cannot reach each other, to end a message."""
+    return "".join(
+        f"; {peer.name} cannot reach {peers[i].name} at {peers[i].address} ({why})"
+        for peer in peers.values()
+        for i, why in (peer.out_of_reach or {}).items()
+    )
 
 
 def left(peers: Mapping[int, Peer], now: float) -> Diagnosis | None:
@@ -234,7 +244,7 @@ def stuck(peers: Mapping[int, Peer], late: int, timeout: float, now: float) -> D
     if absent:
         message += f", which {names(peers, absent)} {'has' if len(absent) == 1 else 'have'} not reached"
     else:
-        message += ", which every process has reached"
+        message += f", which every process has reached{_out_of_reach(peers)}"
     details = (
         f"{table(peers, now, absent[:8])}\n"
         f"The deadline of a step is {timeout:g} s (REPLICAX_STEP_TIMEOUT, or CommunicationOptions.timeout_seconds). "

@@ -132,7 +132,7 @@ def join(job: Job) -> None:
         held, bind, heartbeat = None, None, answer["heartbeat"]
         address = Relay(parse(answer["jax"])).address
         both = {0: peers[0], job.process_id: peers[job.process_id]}
-        monitor = Member(job.process_id, both, calls, heartbeat, channel)
+        monitor = Member(job.process_id, both, calls, heartbeat, channel, job.addresses)
     process_exit.mark_joined(job.process_id)
     monitor.step_timeout = limits["step"]
     _watch(monitor, calls)

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from replicax._job import notices, process_exit
@@ -24,6 +25,7 @@ from replicax._job.agree_on_step import GATE
 from replicax._job.call_log import CallLog
 from replicax._job.channel import STOOD_STILL, Channel, Message, beat_interval, send_rest, wait
 from replicax._job.diagnosis import Diagnosis, Peer, call_name, failure, left, stuck
+from replicax._job.reach import out_of_reach
 
 LINGER = 2.0  # seconds for others to take what was sent to them
 _MANY = 16  # processes whose messages are taken together, not each as it comes
@@ -255,9 +257,18 @@ def _main_position() -> tuple[int, int] | None:
 class Member(Monitor):
     """The monitor of a process other than 0."""
 
-    def __init__(self, process_id: int, peers: dict[int, Peer], calls: CallLog, heartbeat: float, coordinator: Channel):
+    def __init__(
+        self,
+        process_id: int,
+        peers: dict[int, Peer],
+        calls: CallLog,
+        heartbeat: float,
+        coordinator: Channel,
+        addresses: Sequence[str],
+    ):
         super().__init__(process_id, peers, calls, heartbeat)
         self._coordinator = coordinator
+        self._addresses = addresses  # of all processes
         self._told = 0.0  # when the coordinator was last told how this process stands
 
     def _channels(self) -> list[Channel]:
@@ -271,7 +282,7 @@ class Member(Monitor):
             self.over.set()
         elif kind == "compiled":
             self._tell(now)
-        elif kind in ("noticed", "saved"):
+        elif kind in ("noticed", "saved", "out_of_reach"):
             self._coordinator.send({kind: report})
         else:
             self.me.note(kind, report, 0.0)
@@ -304,7 +315,14 @@ class Member(Monitor):
                 self._follow(message["order"])
             if "detail" in message:
                 self._coordinator.send({"detail": self._detailed()})
+            if "reach" in message:
+                threading.Thread(target=self._try_to_reach, name="job-reach", daemon=True).start()
         self._coordinator.flush()
+
+    def _try_to_reach(self) -> None:
+        """Tell process 0 which other processes this one cannot reach."""
+        reasons = out_of_reach(self._addresses, self.process_id)
+        self.post("out_of_reach", {str(process): why for process, why in reasons.items()})
 
     def _follow(self, order: Message) -> None:
         """Does what the agreement on a step to stop at needs."""

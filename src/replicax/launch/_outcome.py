@@ -214,6 +214,8 @@ def tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
     how = f"failed first{_step(report)}" if cause is witness or report else "is the cause"
     if report and report["caused_by"] not in (None, *(outcome.worker for outcome in outcomes)):
         how = f"ended because of worker {report['caused_by']}{_step(report)}"  # of another machine
+    if _is_of_all(cause, outcomes):
+        how = f"ended as all did, and no single worker is the cause{_step(report)}"
     lines = [f"{cause.name}{where} {how}: {_describe_cause(cause, witness)}"]
     if cause.status == 0 and cause is witness and not report:
         waited = listed([o.name for o in outcomes if cause.address in o.joins and not o.joined])
@@ -236,6 +238,14 @@ def tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
             lines += _indent(tail[next(starts, 0) :])
     lines += _others(cause, outcomes, said)
     return "\n".join(lines)
+
+
+def _is_of_all(cause: Outcome, outcomes: Sequence[Outcome]) -> bool:
+    """Return whether the workers report that the job as a whole went wrong, and blame none of them."""
+    reports = [outcome.report for outcome in outcomes if outcome.report]
+    if cause.report is None or len(reports) < 2:
+        return False
+    return all(report["caused_by"] is None and report["kind"] in ("stuck", "diverged") for report in reports)
 
 
 def _describe_cause(cause: Outcome, witness: Outcome) -> str:
