@@ -256,6 +256,38 @@ raises(ValueError, lambda: tf.boolean_mask(x, [True]), "are incompatible")
 """)
 
 
+def test_a_tensor_left_behind_by_a_compiled_function_is_refused_in_the_words_of_the_program(run_tf):
+    run_tf("""
+import jax
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+class Trainer:
+    def step(self, x):
+        self.last = x * 3.0
+        return x
+    @tf.function
+    def run(self, x):
+        return strategy.run(self.step, args=(x,))
+trainer = Trainer()
+trainer.run(tf.constant(1.0))
+left = trainer.last
+error, words = jax.errors.UnexpectedTracerError, ("left it on an object", "Return it from that function")
+for use in (
+    lambda: left + 1.0, lambda: 1.0 - left, lambda: left == 1.0, lambda: left[None], lambda: tf.reduce_sum(left),
+    lambda: tf.stack([left, left]), lambda: float(left), lambda: int(left), lambda: bool(left),
+    lambda: np.asarray(left), lambda: tf.print(left), lambda: tf.Variable(0.0).assign_add(left),
+    lambda: abs(left), lambda: -left,
+):
+    raises(error, use, *words)
+raises(AttributeError, lambda: left.numpy(), "numpy() has no value", *words)
+assert not hasattr(left, "numpy")
+
+# Where it is known, and while a function is traced, the errors are about other things.
+raises(jax.errors.TracerArrayConversionError, lambda: jax.jit(lambda x: np.asarray(x))(1.0), "called on traced array")
+raises(AttributeError, lambda: jax.jit(lambda x: x.numpy())(1.0), "Return the tensor, and call numpy()")
+raises(AttributeError, lambda: jax.jit(lambda x: x.nothing)(1.0), "nothing")
+""")
+
+
 def test_modules_and_operations_support_what_libraries_need(run_tf):
     run_tf("""
 class Overridden(tf.Module):

@@ -15,7 +15,7 @@ from typing import ParamSpec, Protocol, TypeVar, overload
 
 import jax
 
-from replicax._base import doc_pages, errors
+from replicax._base import doc_pages, errors, jax_internals
 from replicax._base.types import Tree
 
 _P = ParamSpec("_P")
@@ -140,6 +140,16 @@ def advise(error: BaseException) -> None:
         text = _BRANCH if isinstance(error, jax.errors.TracerBoolConversionError) and not is_on() else _VALUE
         if not {_BRANCH, _VALUE} & set(getattr(error, "__notes__", ())):
             error.add_note(text)
+
+
+def advise_on_value(error: Exception) -> None:
+    """Raise `UnexpectedTracerError` for an error of JAX about a value that is asked for while nothing is traced.
+
+    The tensor is then one that a compiled function has left behind.
+    """
+    if isinstance(error, _NEEDS_VALUES) and jax_internals.is_eager(jax_internals.current_trace()):
+        raise jax.errors.UnexpectedTracerError(f"{_LEFT_BEHIND} {error}") from None
+    advise(error)
 
 
 def converted(fn: Callable[..., _R]) -> Callable[..., _R]:

@@ -14,6 +14,7 @@ import numpy as np
 from replicax._base import array_text, jax_internals, pickling, specs
 from replicax._base.errors import InvalidOperandError
 from replicax._base.specs import TensorShape
+from replicax._tracing import autograph_switch
 from replicax._variables.variable import Variable
 from replicax.tf import _conversions, _dtypes, _op_tables, _operations, _ops, _string_arrays, _variable_slices
 from replicax.tf._types import TensorLike
@@ -101,6 +102,40 @@ def _equality(method: Callable[..., jax.Array], unequal: bool) -> Callable[..., 
     return call
 
 
+def advising(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a tracer's method; its errors say what to do with a tensor that a compiled function has left behind."""
+
+    @functools.wraps(method)
+    def call(self: jax.core.Tracer, *args: object, **kwargs: object) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except jax.errors.JAXTypeError as error:
+            autograph_switch.advise_on_value(error)
+            raise
+
+    return call
+
+
+def naming_numpy(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a tracer's method `__getattr__`; its error for `numpy` says where values are known."""
+
+    @functools.wraps(method)
+    def call(self: jax.core.Tracer, name: str) -> Any:
+        if name != "numpy":
+            return method(self, name)
+        text = "numpy() has no value inside of compiled code. Return the tensor, and call numpy() on the result."
+        try:
+            np.array(self)
+        except jax.errors.UnexpectedTracerError as error:
+            text = f"numpy() has no value. {error}"
+        except jax.errors.JAXTypeError:
+            pass
+        raise AttributeError(text, name=name, obj=self)
+
+    return call
+
+
+_ADVISING = "__abs__ __array__ __bool__ __complex__ __float__ __getitem__ __index__ __int__ __invert__ __neg__"
 _OPERATORS = """add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul and rand
 or ror xor rxor eq ne lt le gt ge"""
 
@@ -117,6 +152,10 @@ def dress() -> None:
         for name in [f"__{name}__" for name in _OPERATORS.split()]:
             setattr(kind, name, operator(name, getattr(kind, name)))
         kind.shape, kind.dtype = tensor_shape(kind.shape), single_dtype(kind.dtype)
+    tracer: Any = jax.core.Tracer
+    for name in _ADVISING.split():
+        setattr(tracer, name, advising(getattr(tracer, name)))
+    tracer.__getattr__ = naming_numpy(tracer.__getattr__)
     _variable_slices.dress(kinds)
     array_type.__str__, array_type.__repr__ = array_text.tensor_str, array_text.tensor_repr
     _string_arrays.plug_in()

@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 
 from replicax._base.errors import InvalidArgumentError, InvalidOperandError
 from replicax._base.indexed_slices import IndexedSlices
+from replicax._tracing import autograph_switch
 from replicax._values import PerReplica
 from replicax._variables.variable import Variable
 from replicax.tf import _conversions
@@ -73,6 +74,7 @@ def operation(op: Callable[..., Any], name: str, takes_composites: bool = False)
         try:
             return op(*args, **kwargs)
         except (TypeError, ValueError) as error:
+            autograph_switch.advise(error)
             if not _is_complaint(error):
                 raise
             shapes = [_dims(x) for x in jax.tree.leaves((args, kwargs)) if hasattr(x, "shape")]
@@ -192,6 +194,7 @@ def fitting(compute: Callable[_P, _R], text: Callable[..., str | None]) -> Calla
         try:
             return compute(*args, **kwargs)
         except (TypeError, ValueError) as error:
+            autograph_switch.advise(error)
             said = None if isinstance(error, (InvalidArgumentError, jax.errors.JAXTypeError)) else text(*args, **kwargs)
             if said is None:
                 raise
