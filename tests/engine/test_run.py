@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import threading
+import types
 from typing import NamedTuple
 
 import jax
@@ -40,6 +41,20 @@ Point = collections.namedtuple("Point", "x y")
 class Typed(NamedTuple):
     a: object
     b: object
+
+
+class Box:
+    """A class as the library attrs makes them, with a constructor that the program's values alone pass through."""
+
+    __attrs_attrs__ = (types.SimpleNamespace(name="a"), types.SimpleNamespace(name="b"))
+
+    def __init__(self, a, b):
+        assert not isinstance(a, str)
+        self.a, self.b = a, b
+
+
+class Failure(Exception):
+    __attrs_attrs__ = (types.SimpleNamespace(name="a"),)
 
 
 # What a replica gets.
@@ -204,6 +219,24 @@ def test_nests_are_walked(make, n, way):
     assert int(result["a"][0]) == 2 and result["a"][1][1] is None
     assert isinstance(result["p"], Point) and parts(strategy, result["p"].x) == [i * 2 for i in ids]
     assert result["p"].y == "x" and isinstance(result["t"], Typed) and parts(strategy, result["t"].b) == ids
+
+
+@over()
+@ways
+def test_objects_of_attrs_classes_are_structures(make, n, way):
+    strategy = make()
+    x = per_replica(strategy, [float(i) for i in range(n)])
+    failure = Failure("as it is")
+
+    def replica(box, error):
+        assert error is failure
+        return Box(box.a + box.b[0], {"twice": box.a * 2, "text": "as it is"})
+
+    result = way(lambda box: strategy.run(replica, args=(box, failure)))(Box(x, [x, None]))
+    assert type(result) is Box and result.b["text"] == "as it is"
+    assert parts(strategy, result.a) == parts(strategy, result.b["twice"]) == [i * 2 for i in range(n)]
+    total = strategy.reduce("SUM", Box(result.a, None), axis=None)
+    assert type(total) is Box and float(total.a) == n * (n - 1) and total.b is None
 
 
 @over(at_least=2, logical=False)

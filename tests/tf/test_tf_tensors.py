@@ -288,6 +288,30 @@ raises(AttributeError, lambda: jax.jit(lambda x: x.nothing)(1.0), "nothing")
 """)
 
 
+def test_objects_of_attrs_classes_are_structures_of_nest(run_tf):
+    run_tf("""
+import types
+class Box:
+    __attrs_attrs__ = types.SimpleNamespace(name="b"), types.SimpleNamespace(name="a")
+    def __init__(self, b, a):
+        self.b, self.a = b, a
+class Other(Box):
+    pass
+nest, box = tf.nest, Box(1, {"z": 2, "a": [3]})
+assert nest.is_nested(box) and nest.flatten(box) == [1, 3, 2]
+more = nest.map_structure(lambda x, y: x + y, box, box)
+assert type(more) is Box and (more.b, more.a) == (2, {"z": 4, "a": [6]})
+packed = nest.pack_sequence_as(box, [7, 8, 9])
+assert type(packed) is Box and (packed.b, packed.a) == (7, {"z": 9, "a": [8]})
+nest.assert_same_structure(Box(1, 2), Box(3, 4))
+nest.assert_same_structure(Box(1, 2), Other(3, 4), check_types=False)
+for other in (Other(3, 4), (3, 4)):
+    raises(TypeError, lambda: nest.assert_same_structure(Box(1, 2), other), "Box")
+raises(ValueError, lambda: nest.assert_same_structure(Box(1, 2), 3), "has a leaf")
+raises(ValueError, lambda: nest.assert_same_structure(Box(1, 2), Box(3, [4])), "'a'")
+""")
+
+
 def test_modules_and_operations_support_what_libraries_need(run_tf):
     run_tf("""
 class Overridden(tf.Module):

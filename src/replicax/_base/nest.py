@@ -1,12 +1,16 @@
 """Mapping and flattening structures: dicts, lists, tuples, named tuples, and whatever else is registered as a pytree.
 
+Objects of attrs classes are structures too, as in TensorFlow: their classes are registered when the first is seen.
+
 `jax.tree` sorts the keys of dicts and wants every replica's structure flattened alike; here order is kept,
 and a difference between replicas is an error that says where.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,7 +29,48 @@ class LeafBase:
 
 def is_leaf(value: Tree) -> bool:
     """Returns whether JAX is not to look into an object; for `is_leaf=` of `jax.tree` functions."""
-    return isinstance(value, LeafBase) or (hasattr(type(value), "_replicax_leaf") and bool(value._replicax_leaf()))
+    if isinstance(value, LeafBase):
+        return True
+    kind: Any = type(value)
+    if hasattr(kind, "__attrs_attrs__"):
+        _register_attrs(kind)
+    return hasattr(kind, "_replicax_leaf") and bool(value._replicax_leaf())
+
+
+def _is_attrs_class(kind: Any) -> bool:
+    """Return whether a class is one of attrs, without a `__new__` such as exceptions have."""
+    return hasattr(kind, "__attrs_attrs__") and kind.__new__ is object.__new__
+
+
+def attrs_fields(value: Tree) -> dict[str, Tree] | None:
+    """Return the fields of an object of an attrs class, by name; None for other objects."""
+    kind: Any = type(value)
+    if not _is_attrs_class(kind):
+        return None
+    return {field.name: getattr(value, field.name) for field in kind.__attrs_attrs__ if hasattr(value, field.name)}
+
+
+def with_attrs_fields(kind: type, names: Iterable[str], children: Iterable[Tree]) -> Tree:
+    """Return an object of an attrs class with these fields. Its constructor, which may check them, is not called."""
+    value: Tree = object.__new__(kind)
+    for name, child in zip(names, children):
+        object.__setattr__(value, name, child)  # which frozen classes allow
+    return value
+
+
+@functools.cache
+def _register_attrs(kind: Any) -> None:
+    """Make a class of attrs a pytree, unless the program has."""
+
+    def flatten(value: Tree) -> tuple[list[tuple[object, Tree]], tuple[str, ...]]:
+        fields = attrs_fields(value) or {}
+        return [(jax.tree_util.GetAttrKey(name), child) for name, child in fields.items()], tuple(fields)
+
+    def unflatten(names: tuple[str, ...], children: Iterable[Tree]) -> Tree:
+        return with_attrs_fields(kind, names, children)
+
+    if _is_attrs_class(kind) and jax.tree_util.all_leaves([object.__new__(kind)]):
+        jax.tree_util.register_pytree_with_keys(kind, flatten, unflatten)
 
 
 def is_namedtuple(value: Tree) -> bool:

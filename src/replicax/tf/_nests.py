@@ -1,4 +1,6 @@
-"""`tf.nest`: structures of dicts, lists, tuples and named tuples. Everything else is a leaf, None and shapes too.
+"""`tf.nest`: structures of dicts, lists, tuples, named tuples and objects of attrs classes.
+
+Everything else is a leaf, None and shapes too.
 
 Unlike in `jax.tree`, the leaves of every kind of dict are sorted by key, and values of several tensors
 (`IndexedSlices`, `PerReplica`) are leaves, unless `expand_composites` is True.
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from replicax._base import nest
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.messages import shown
 from replicax._base.specs import TensorShape
@@ -34,6 +37,8 @@ def _children(value: Tree, expand: bool = False) -> list[tuple[Any, Tree]] | Non
         return list(zip(value._fields, value))
     if isinstance(value, (list, tuple)):
         return list(enumerate(value))
+    if (fields := nest.attrs_fields(value)) is not None:
+        return list(fields.items())
     if expand and isinstance(value, PerReplica):
         return list(enumerate(value.values))
     if expand and isinstance(value, IndexedSlices):
@@ -54,11 +59,13 @@ def _rebuilt(value: Tree, children: list[Tree]) -> Tree:
         return type(value)(*children)
     if isinstance(value, PerReplica):
         return PerReplica(children, mesh_of(value))
+    if (fields := nest.attrs_fields(value)) is not None:
+        return nest.with_attrs_fields(type(value), fields, children)
     return type(value)(*children) if isinstance(value, IndexedSlices) else type(value)(children)
 
 
 def is_nested(seq: object) -> bool:
-    """Returns whether a value is a structure: a dict, a list or a tuple."""
+    """Returns whether a value is a structure: a dict, a list, a tuple or an object of an attrs class."""
     return _children(seq) is not None
 
 
