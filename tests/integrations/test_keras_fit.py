@@ -361,3 +361,19 @@ def test_keras_optimizers_refuse_gradients_outside_of_replicas(make):
     plain, optimizer = keras.Variable([1.0]), keras.optimizers.SGD(0.5)
     optimizer.apply_gradients([(jnp.ones(1), plain)])
     assert plain.numpy().tolist() == [0.5]
+
+
+@ways
+@pytest.mark.parametrize("make", [one_device, lambda: mirrored(2)], ids=["one_device", "mirrored"])
+@pytest.mark.parametrize("in_scope", [True, False])
+def test_the_loops_of_keras_are_refused_in_replica_functions(make, in_scope, way):
+    strategy = make()
+    with strategy.scope() if in_scope else contextlib.nullcontext():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    loops = {"fit": 2, "evaluate": 2, "predict": 1, "train_on_batch": 2, "test_on_batch": 2, "predict_on_batch": 1}
+    for name, count in loops.items():
+        loop = getattr(model, name)
+        words = f"being in cross-replica context.* call model.{name} outside of strategy.run"
+        with pytest.raises(RuntimeError, match=words):
+            way(lambda loop=loop, count=count: strategy.run(loop, args=(X[:8], Y[:8])[:count]))()

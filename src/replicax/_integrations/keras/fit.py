@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from replicax._base import nest
+from replicax._base import errors, nest
 from replicax._base.errors import OutOfRangeError
 from replicax._base.foreign_state import Original, wrap
 from replicax._base.types import Leaf, ReduceOp, Tree
@@ -44,8 +44,9 @@ def join() -> None:
 
     wrap(JAXTrainer, "__init__", _init)
     JAXTrainer.distribute_strategy = property(lambda model: strategy_of(model) or context.get_strategy())
-    for name in ("compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
-        wrap(JAXTrainer, name, _in_scope)
+    wrap(JAXTrainer, "compile", _in_scope)
+    for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
+        wrap(JAXTrainer, name, functools.partial(_run_loop, name))
     made: dict[str, Callable[[keras.Model], Callable[..., Tree]]] = {
         "train_function": lambda model: _with_logs(model, "train_step", _train_step, 4),
         "test_function": lambda model: _with_logs(model, "test_step", _test_step, 3),
@@ -70,6 +71,15 @@ def strategy_of(model: keras.Model) -> Any:
 def _init(init: Original, model: keras.Model, /, *args: object, **kwargs: object) -> None:
     model.__dict__["_replicax_strategy"] = context.get_strategy() if context.has_strategy() else None
     init(model, *args, **kwargs)
+
+
+def _run_loop(name: str, method: Original, model: keras.Model, /, *args: object, **kwargs: object) -> Tree:
+    if context.has_strategy() and not context.in_cross_replica_context():
+        raise RuntimeError(
+            f"{errors.CROSS_REPLICA_NEEDED}. model.{name} was called in a replica function, and divides the batch "
+            f"among the replicas by itself: call model.{name} outside of strategy.run."
+        )
+    return _in_scope(method, model, *args, **kwargs)
 
 
 def _in_scope(method: Original, model: keras.Model, /, *args: object, **kwargs: object) -> Tree:
