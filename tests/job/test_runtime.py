@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from replicax._job import join, process_exit, state
 from replicax._job.call_log import CallLog
 from replicax._job.channel import Channel, Messages, Relay, encoded, interface, parse, resolved, wait
 from replicax._job.diagnosis import Peer
+from replicax._job.monitor import Monitor
 from replicax._job.preflight import Gathering
 from replicax._job.state import Job
 from replicax.launch._outcome import read_mark
@@ -367,6 +369,47 @@ def test_an_exception_whose_str_raises_is_reported():
 
     assert process_exit.one_line(Failure()).endswith("Failure: <exception str() failed>")
     assert not process_exit.caused_by_another(Failure())
+
+
+def test_a_process_that_is_ending_has_no_stack_to_show(run_python):
+    """The program is in no frame of it while the hook prints the exception; it is before."""
+    done = run_python(
+        """
+import sys
+from replicax._job import process_exit
+sys.excepthook = lambda *_: print(repr(process_exit.main_stack()))
+hooks = process_exit.Hooks(None)
+hooks._failed = hooks.show
+print("program.py" in process_exit.main_stack())
+raise ValueError
+""",
+        fresh=True,
+    )
+    assert done.stdout.split() == ["True", "''"], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("stack", ["", "  File program.py\n"])
+def test_a_process_says_where_it_stands_if_the_program_runs(monkeypatch, stack):
+    said, reports = [], []
+
+    def finish(status):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(process_exit, "say", said.append)
+    monkeypatch.setattr(process_exit, "finish", finish)
+    process = types.SimpleNamespace(
+        me=Peer("worker 0", "a:1", stack=stack),
+        process_id=0,
+        _signal=None,
+        _status=None,
+        _detail=lambda: None,
+        write_report=lambda *report: reports.append(report),
+    )
+    with pytest.raises(SystemExit):
+        Monitor._obey(process, _diagnosis.Diagnosis("stuck", (1,), "the job is stuck"))
+    where = f"worker 0 waits in no call; its main thread:\n{stack.rstrip()}"
+    assert said == ["\n".join(["the job is stuck", *([where] if stack else [])])]
+    assert reports == [("stuck", "the job is stuck", stack and f"Its main thread:\n{stack}", 1)]
 
 
 def test_a_worker_that_has_joined_says_so_on_a_full_disk_too(tmp_path, monkeypatch):

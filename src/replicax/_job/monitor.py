@@ -221,9 +221,9 @@ class Monitor:
         text = diagnosis.traceback
         if diagnosis.kind in ("stuck", "diverged", "left") and not me.left:
             self._detail()
-            text = f"Its main thread:\n{me.stack}"
             where = call_name(me.oldest[0], me.oldest[1]) if me.oldest else "no call"
-            more = f"\n{me.name} waits in {where}; its main thread:\n{me.stack.rstrip()}"
+            text = f"Its main thread:\n{me.stack}" if me.stack else ""
+            more = f"\n{me.name} waits in {where}; its main thread:\n{me.stack.rstrip()}" if me.stack else ""
         else:
             more = f"\nHere ({me.name}) this showed as {me.broken['message']}" if me.broken else ""
         process_exit.say(diagnosis.text + more)

@@ -76,7 +76,10 @@ def lasting_stacks() -> str:
 
 
 def main_stack() -> str:
-    """Returns the main thread's stack or, if it has ended, those of the threads that keep the process alive."""
+    """Returns the main thread's stack or, if it has ended, those of the threads that keep the process alive.
+
+    The text is empty while replicax's hooks end the process: nothing of the program is in the stack then.
+    """
     if main_has_ended():
         return lasting_stacks() or "  (it has ended)\n"
     for _ in range(10):
@@ -84,8 +87,14 @@ def main_stack() -> str:
         if frame is None:
             return "  (it has ended)\n"
         with contextlib.suppress(AttributeError):  # it runs on while its frames are followed, which then end anywhere
-            return "".join(traceback.format_stack(frame))
+            stack = traceback.extract_stack(frame)
+            return "" if all(map(_is_of_the_end, stack)) else "".join(stack.format())
     return "  (it runs from one function to the next)\n"
+
+
+def _is_of_the_end(frame: traceback.FrameSummary) -> bool:
+    """Return whether a frame can be one of the hooks that end the process."""
+    return frame.filename == threading.__file__ or os.path.dirname(frame.filename) == os.path.dirname(__file__)
 
 
 def _text(error: BaseException) -> str:
