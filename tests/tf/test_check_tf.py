@@ -63,6 +63,40 @@ getattr(tf2.audio, "decode_wav")
 tf2.random.normal([2])
 """
 
+OLD_KERAS = """
+import os
+import tensorflow as tf
+from scipy import optimize
+
+opt = tf.keras.optimizers.Adam(lr=0.1)
+opt.minimize(loss, [])
+tf.keras.optimizers.SGD(0.1).minimize(loss, [])
+self.optimizers["g"].minimize(loss)
+optimize.minimize(loss), adopt.minimize(loss)
+model.optimizer.lr = 3
+tf.keras.backend.set_value(model.optimizer.lr, 3), config.optimizer.lr, options.lr
+opt._decayed_lr(tf.float32)
+train_loss.reset_states(), lstm.reset_states()
+opt.get_unscaled_gradients(opt.get_scaled_loss(loss))
+
+class Layer(tf.keras.layers.Layer):
+    def __init__(self):
+        super().__init__(experimental_autocast=False)
+        self.distribute_reduction_method = "sum"
+
+    def build(self, shape):
+        self.add_weight("w", shape=(2,))
+        self.add_weight(name="w", shape=(2,)), self.add_weight((2,))
+
+    def fit_generator(self):
+        self.fit_generator(self.model.distribute_reduction_method)
+
+if os.path.exists(prefix + ".index") or os.path.isfile(f"{prefix}.index") or tf.io.gfile.exists(p + ".index"):
+    frame.index, frame.exists("x")
+if hasattr(model, "compiled_loss"):
+    model.compiled_loss(1, 2)
+"""
+
 NOTEBOOK = {
     "cells": [
         {"cell_type": "markdown", "source": ["tf.audio"]},
@@ -82,6 +116,8 @@ def checked(tmp_path_factory):
         "bad.py": BAD,
         "broken.py": "def (",
         "book.ipynb": json.dumps(NOTEBOOK),
+        "old_keras.py": OLD_KERAS,
+        "other.py": OLD_KERAS.replace("import tensorflow as tf", "import torch as tf"),
     }.items():
         (folder / name).write_text(text)
     hidden = folder / ".hidden"
@@ -115,7 +151,7 @@ def names(found, status, *, caught=False):
 
 
 def test_aliases_scopes_and_guards_are_followed(found):
-    assert set(found) == {"good.py", "bad.py", "book.ipynb"}
+    assert set(found) == {"good.py", "bad.py", "book.ipynb", "old_keras.py"}
     good = found["good.py"]
     assert names(good, "missing") == [] and names(good, "differs") == []
     assert names(good, "missing", caught=True) == [("23", "nosuch"), ("27", "quux"), ("28", "quux")]
@@ -144,6 +180,49 @@ def test_what_is_missing_is_found_with_what_stands_for_it(found):
     assert "librosa" in texts["audio"]
     assert "Keras 3" in texts["keras.layers.Nosuch"] and "data_source" in texts["tensorflow_datasets"]
     assert names(bad, "differs") == [("18", "random.normal")]
+
+
+def test_members_that_keras_3_lacks_are_found_by_their_names(found):
+    old = found["old_keras.py"]
+    assert names(old, "missing") == [
+        ("6", "keras.optimizers.Adam"),
+        *[(line, "minimize") for line in ("7", "8", "9")],
+        *[(line, "lr") for line in ("11", "12")],
+        ("13", "_decayed_lr"),
+        ("14", "reset_states"),
+        *[("15", name) for name in ("get_scaled_loss", "get_unscaled_gradients")],
+        ("19", "experimental_autocast"),
+        ("23", "add_weight"),
+        ("27", "distribute_reduction_method"),
+        *[("29", ".index")] * 3,
+    ]
+    assert names(old, "missing", caught=True) == [("32", "compiled_loss")]
+    texts = {name: text for _, name, status, text, _ in old if status == "missing"}
+    assert "learning_rate" in texts["keras.optimizers.Adam"] and "GradientTape" in texts["minimize"]
+    assert "tf.train.latest_checkpoint" in texts[".index"] and "name=..." in texts["add_weight"]
+
+
+def test_what_is_found_by_its_name_fails_indeed(run_tf):
+    """A member that Keras gets again is to leave the table."""
+    run_tf("""
+from replicax.tf import _members
+keras = tf.keras
+optimizer = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.Adam())
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile(optimizer, "mse")
+objects = [optimizer, optimizer.inner_optimizer, model, keras.metrics.Mean()]
+assert len(_members._MEMBERS) > 10
+for name in _members._MEMBERS:
+    assert not any(hasattr(each, name) for each in objects), name
+optimizer.scale_loss, optimizer.learning_rate, keras.metrics.Mean().reset_state, model.reset_metrics
+raises(ValueError, lambda: keras.optimizers.SGD(lr=0.1), "lr")
+raises(ValueError, lambda: keras.layers.Layer().add_weight("w", shape=(2,)), "name")
+raises(ValueError, lambda: keras.layers.Layer(experimental_autocast=False), "experimental_autocast")
+keras.layers.Layer(autocast=False).add_weight(name="w", shape=(2,))
+folder = tempfile.mkdtemp()
+path = tf.train.Checkpoint(v=tf.Variable(1.0)).save(folder + "/ckpt")
+assert not os.path.exists(path + ".index") and tf.train.latest_checkpoint(folder) == path
+""")
 
 
 def test_cells_of_a_notebook_are_one_program(found):

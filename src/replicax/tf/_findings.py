@@ -41,8 +41,12 @@ class Findings:
             self.unreadable[shown] = str(error)
             return
         for use in found:
-            library = _verdicts.of_library(use.name)
-            verdict = library if use.library else _verdicts.of_name(use.name, use.keywords)
+            if use.member:
+                verdict: _verdicts.Verdict | None = _verdicts.of_member(use.name)
+            elif use.library:
+                verdict = _verdicts.of_library(use.name)
+            else:
+                verdict = _verdicts.of_name(use.name, use.keywords)
             if verdict is not None:
                 self.found.append(Finding(shown, places[use.line - 1], verdict, use.caught))
 

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from replicax.tf import _members
+
 _TENSORFLOW = "tensorflow"
 _CATCHING = {"ImportError", "ModuleNotFoundError", "AttributeError", "Exception", "BaseException"}
 
@@ -19,6 +21,7 @@ class Use(NamedTuple):
         keywords: the names of the arguments, where it is called.
         caught: whether the code goes on if the name is not there.
         library: whether it is the import of another library.
+        member: whether it is a member of an object, by its name alone.
     """
 
     line: int
@@ -26,6 +29,7 @@ class Use(NamedTuple):
     keywords: tuple[str, ...] = ()
     caught: bool = False
     library: bool = False
+    member: bool = False
 
 
 def uses(code: str | bytes, filename: str) -> list[Use]:
@@ -36,7 +40,8 @@ def uses(code: str | bytes, filename: str) -> list[Use]:
     """
     reader = _Reader()
     reader.visit(ast.parse(code, filename))
-    return sorted(reader.found)
+    of_keras = any(not use.member and (not use.library or use.name.startswith("keras")) for use in reader.found)
+    return sorted(use for use in reader.found if not use.member or (of_keras and use.name not in reader.methods))
 
 
 class _Scope(dict[str, str | None]):
@@ -50,12 +55,17 @@ class _Reader(ast.NodeVisitor):
 
     def __init__(self) -> None:
         self.found: list[Use] = []
+        self.methods: set[str] = set()  # names of functions that the code defines
         self._scopes = [_Scope()]
         self._caught = 0
 
     def _use(self, node: ast.AST, name: str, keywords: tuple[str, ...] = (), library: bool = False) -> None:
         if name:
             self.found.append(Use(getattr(node, "lineno", 0), name, keywords, bool(self._caught), library))
+
+    def _member(self, node: ast.AST, name: str | None) -> None:
+        if name is not None:
+            self.found.append(Use(getattr(node, "lineno", 0), name, caught=bool(self._caught), member=True))
 
     def _name(self, node: ast.AST) -> str | None:
         """Returns the name in `tensorflow` that an expression is; "" for `tensorflow` itself."""
@@ -94,6 +104,7 @@ class _Reader(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         name = self._name(node)
         if name is None:
+            self._member(node, _members.of_attribute(node))
             self.generic_visit(node)
         else:
             self._use(node, name)
@@ -103,6 +114,7 @@ class _Reader(ast.NodeVisitor):
             self._use(node, self._name(node) or "")
 
     def visit_Call(self, node: ast.Call) -> None:
+        self._member(node, _members.of_call(node))
         name = self._name(node.func)
         if name:
             self._use(node.func, name, tuple(each.arg for each in node.keywords if each.arg))
@@ -150,6 +162,7 @@ class _Reader(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> None:
         arguments = node.args
+        self.methods.add(getattr(node, "name", ""))
         for outside in [*arguments.defaults, *arguments.kw_defaults, *getattr(node, "decorator_list", [])]:
             if outside is not None:
                 self.visit(outside)

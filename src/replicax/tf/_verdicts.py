@@ -8,7 +8,7 @@ import inspect
 import types
 from typing import Any, NamedTuple
 
-from replicax.tf import _absent, _private
+from replicax.tf import _absent, _members, _private
 
 RUNS, DIFFERS, MISSING = "runs", "differs", "missing"
 
@@ -55,11 +55,18 @@ def of_library(module: str) -> Verdict | None:
     return Verdict(library, DIFFERS if LIBRARIES[library] == _PYTHON else MISSING, LIBRARIES[library])
 
 
+def of_member(name: str) -> Verdict:
+    """Return the verdict on a member of an object that has been found by its name."""
+    return Verdict(name, MISSING, _members.text(name))
+
+
 def of_name(name: str, keywords: tuple[str, ...] = ()) -> Verdict:
     """Returns the verdict on a name in `tensorflow`, called with these arguments."""
     found = _of_name(name.removeprefix("compat.v2."))
     if found.status == MISSING or not keywords:
         return found
+    if "lr" in keywords and found.name.startswith(("keras.optimizers.", "optimizers.")):
+        return Verdict(found.name, MISSING, "It has no argument 'lr': write learning_rate")
     if lacking := _lacking(found.name, keywords):
         return Verdict(found.name, MISSING, f"It has no argument {', '.join(map(repr, lacking))}")
     return found
