@@ -177,6 +177,25 @@ assert mirrored.mean.numpy() == 4
     )
 
 
+def test_the_first_save_of_a_process_warns_that_tensorflow_cannot_read_it(run_tf, tmp_path):
+    run_tf(
+        f"""
+import warnings
+folder = {str(tmp_path)!r} + "/"
+model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    raises(ValueError, lambda: tf.saved_model.save(5, folder + "number"))  # which writes nothing
+    assert not caught, caught
+    model.export(folder + "exported", verbose=False)
+    tf.saved_model.save(tf.Variable(1.0), folder + "saved")
+texts = [str(warning.message) for warning in caught if "saved_model.pb" in str(warning.message)]
+assert len(texts) == 1 and "TensorFlow Serving" in texts[0] and "`tf.saved_model.load` of" in texts[0], texts
+assert os.path.exists(folder + "exported") and not os.path.exists(folder + "exported/saved_model.pb")
+"""
+    )
+
+
 def test_any_variable_may_be_the_root(run_tf, tmp_path):
     run_tf(
         f"""

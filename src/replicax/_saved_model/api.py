@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import functools
 from typing import Any
 
+from replicax._base import doc_pages, tracebacks
 from replicax._base.atomic_files import AnyPath
 from replicax._saved_model import loading, saving
 from replicax._saved_model.asset import Asset as Asset
@@ -86,6 +88,17 @@ def save(obj: object, export_dir: AnyPath, signatures: object = None, options: S
         FileExistsError: there is something at the path that is no saved model, or has other files in it.
     """
     saving.save(obj, export_dir, signatures)
+    _warn_of_format()
+
+
+@functools.cache
+def _warn_of_format() -> None:
+    """Warn, once in a process, that TensorFlow's tools do not read what has been written."""
+    tracebacks.warn(
+        "`tf.saved_model.save` and `model.export` write replicax's format, without a saved_model.pb: TensorFlow, "
+        "TensorFlow Serving and TensorFlow Lite cannot read it. To use the model, call `tf.saved_model.load` of "
+        f"replicax.tf. See {doc_pages.page('how-to/saved-models')}."
+    )
 
 
 def load(export_dir: AnyPath, tags: object = None, options: LoadOptions | None = None) -> Any:
