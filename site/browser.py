@@ -1,8 +1,9 @@
 """Opens every page of the built site in a browser: `python site/browser.py`, or `make docs-browser`.
 
 Each page is opened from the disk, at the width of a desk and of a phone, in light and in dark. It may report no error,
-ask for nothing that is not there and be no wider than the screen; axe-core may find nothing that keeps people out
-(contrast, headings, alternative texts, names of controls). The search has to find names, and the words of a message.
+ask for nothing that is not there and be no wider than the screen, nor its title and the list of its headings wider than
+their columns; axe-core may find nothing that keeps people out (contrast, headings, alternative texts, names of
+controls). The search has to find names, and the words of a message.
 
 Playwright drives the browser; CHROMIUM in the environment names one, by default that of the machine.
 """
@@ -31,6 +32,9 @@ SEARCHES = {
     "Slurm": "how-to/launch.html",
     "There is no device": "troubleshooting.html",
 }
+# The beginnings of titles, and of lists of a page's headings, that are wider than their column.
+TOO_WIDE = """[...document.querySelectorAll('.bd-article h1, .page-toc > .section-nav')]
+    .filter(element => element.scrollWidth > element.clientWidth + 1).map(element => element.innerText.slice(0, 60))"""
 # Without `preload`, since axe would load style sheets, which a browser refuses to pages from the disk.
 RULES = {
     "preload": False,
@@ -70,7 +74,9 @@ def look(tab: Page, path: Path) -> list[str]:
     found = barriers(tab, RULES)
     tab.emulate_media(color_scheme="dark")
     found += [f"in dark: {line}" for line in barriers(tab, CONTRAST)]
+    found += [f"on a desk: wider than its column: {text}" for text in tab.evaluate(TOO_WIDE)]
     tab.set_viewport_size(PHONE)
+    found += [f"on a phone: wider than its column: {text}" for text in tab.evaluate(TOO_WIDE)]
     wide = tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     if wide > 1:
         found.append(f"on a phone: {wide} pixels wider than the screen")
