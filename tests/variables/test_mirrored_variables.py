@@ -292,6 +292,20 @@ def test_wrong_values_are_refused(make, n, way):
         assert parts(strategy, v) == [1.0] * n
 
 
+@over(copies=True)
+@ways
+def test_a_wrong_shape_is_an_error_of_two_classes_as_in_tensorflow(make, n, way):
+    strategy = make()
+    for initial_value in (1.0, True):
+        v = made(make(), initial_value)
+        wrong = [initial_value] * 2
+        for where in (lambda f: f(), strategy.run):
+            for method in ("assign", "assign_add", "assign_sub"):
+                with pytest.raises(ValueError, match=f"{v.name}': Shape mismatch") as caught:
+                    way(lambda where=where, method=method, v=v, wrong=wrong: where(lambda: getattr(v, method)(wrong)))()
+                assert caught.type is (ValueError if method == "assign" else rx.InvalidArgumentError)
+
+
 # Assigning in replicas.
 
 

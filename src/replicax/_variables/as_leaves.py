@@ -17,8 +17,11 @@ from replicax._base.types import Leaf, Tree
 from replicax._values import DistributedValues, is_array
 from replicax._variables.array_protocol import ArrayProtocol
 
-WRONG_SHAPE = "Cannot assign value to"  # how the message begins
 ARRAY = jax.tree.structure(0)  # of a variable that holds one array
+
+
+class WrongShapeError(InvalidArgumentError):
+    """A value for a variable has another shape. Methods of variables raise a class of TensorFlow's in its place."""
 
 
 def initial_tree(initial_value: Tree, dtype: DTypeLike | None) -> tuple[list[jax.Array], jax.tree_util.PyTreeDef, bool]:
@@ -115,12 +118,16 @@ def _new_array(value: Leaf, dtype: DTypeLike | None) -> jax.Array:
 
 
 def convert_leaf(value: Leaf, kind: jax.ShapeDtypeStruct, name: str) -> jax.Array:
-    """Returns `value` as a leaf of this shape and dtype of the variable of that name."""
+    """Return `value` as a leaf of this shape and dtype of the variable of that name.
+
+    Raises:
+        WrongShapeError: the value has another shape; for other errors see `convert_dtype`.
+    """
     array = convert_dtype(value, kind.dtype)
     if array.shape != kind.shape:
-        raise InvalidArgumentError(
-            f"{WRONG_SHAPE} variable ' {name}': Shape mismatch.The variable shape {kind.shape}, and the assigned value "
-            f"shape {array.shape} are incompatible."
+        raise WrongShapeError(
+            f"Cannot assign value to variable ' {name}': Shape mismatch.The variable shape {kind.shape}, and the "
+            f"assigned value shape {array.shape} are incompatible."
         )
     return array
 

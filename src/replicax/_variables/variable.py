@@ -35,7 +35,7 @@ from replicax._tracing import active_tapes, context, frames, lost_values, step_f
 from replicax._values import Mirrored, PerReplica, ReplicaMesh
 from replicax._variables import creators, deferred_restore
 from replicax._variables.array_protocol import ArrayProtocol
-from replicax._variables.as_leaves import ARRAY, WRONG_SHAPE, abstract_tree, convert_leaf, initial_tree
+from replicax._variables.as_leaves import ARRAY, WrongShapeError, abstract_tree, convert_leaf, initial_tree
 from replicax._variables.combine import check_arithmetic, combined
 from replicax._variables.mesh_storage import Converted
 from replicax._variables.scattering import Scattering
@@ -390,16 +390,14 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
         self.assign(value, read_value=False)
 
     def _updated(self, method: str, value: Tree, read_value: bool) -> Tree:
-        if method != "assign" and any(kind.dtype == np.bool_ for kind in self._types):
-            self._convert(value)  # a number that is no bool is another error
-            check_arithmetic(method, np.dtype(np.bool_), self._name)
-        self._be_settled()
         try:
+            if method != "assign" and any(kind.dtype == np.bool_ for kind in self._types):
+                self._convert(value)  # a number that is no bool is another error
+                check_arithmetic(method, np.dtype(np.bool_), self._name)
+            self._be_settled()
             return self._update(method, value, read_value)
-        except InvalidArgumentError as error:
-            if method == "assign" and str(error).startswith(WRONG_SHAPE):  # of which TensorFlow has another class
-                raise ValueError(str(error)) from None
-            raise
+        except WrongShapeError as error:  # which `assign` and the other methods of TensorFlow raise as two classes
+            raise (ValueError if method == "assign" else InvalidArgumentError)(str(error)) from None
 
     def _be_settled(self) -> None:
         """Gives it, before it is written, what a checkpoint has for it, which it takes no more after that."""
