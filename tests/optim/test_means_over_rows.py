@@ -12,6 +12,7 @@ import pytest
 from strategies import carried, compiled, ctx, mirrored, over, per_replica, ways
 
 import replicax as rx
+from replicax._data.sparse import SparseTensor
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*cannot be compiled:UserWarning")
 
@@ -153,6 +154,40 @@ def test_means_that_are_right_do_not_warn(way):
         np.testing.assert_allclose(means(batch_of(strategy, 8)[0]), X[:8].mean(), rtol=1e-5)
         by_rows = way(lambda x: strategy.reduce("MEAN", strategy.run(lambda x: x * 1, args=(x,)), axis=0))
         np.testing.assert_allclose(by_rows(batch_of(strategy, 6)[0]), rows.mean(0), rtol=1e-5)
+
+
+@ways
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_rows_of_other_lengths_do_not_warn(way, kind):
+    """Ragged and sparse tensors of as many rows, with other numbers of values."""
+    strategy = mirrored(2)
+    values = per_replica(strategy, [np.ones(n, np.float32) for n in (3, 5)])
+    if kind == "ragged":
+        batch = rx.data.RaggedTensor(values, per_replica(strategy, [np.array([0, 1, n]) for n in (3, 5)]))
+    else:
+        whole = SparseTensor(np.zeros((1, 2)), np.ones(1), [2, 9])
+        indices = per_replica(strategy, [np.zeros((n, 2), np.int64) for n in (3, 5)])
+        shape = per_replica(strategy, [np.array([2, 9])] * 2)
+        batch = jax.tree.unflatten(jax.tree.structure(whole), [indices, values, shape])
+    labels = per_replica(strategy, [np.ones(2, np.float32)] * 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*cannot be compiled")
+
+        def replica_step(batch, labels):
+            return ctx().all_reduce("MEAN", jnp.sum(batch.values)) + jnp.sum(labels)
+
+        step = way(lambda *args: strategy.reduce("MEAN", strategy.run(replica_step, args=args), axis=None))
+        assert float(step(batch, labels)) == 6.0
+
+
+@ways
+def test_ragged_parts_of_other_numbers_of_rows_warn(way):
+    strategy = mirrored(2)
+    values = per_replica(strategy, [np.ones(4, np.float32)] * 2)
+    batch = rx.data.RaggedTensor(values, per_replica(strategy, [np.array([0, 1, 4]), np.array([0, 1, 3, 4])]))
+    with pytest.warns(UserWarning, match="the replicas have 2, 3 rows"):
+        way(lambda x: strategy.run(lambda x: ctx().all_reduce("MEAN", jnp.sum(x.values)), args=(x,)))(batch)
 
 
 @ways

@@ -86,26 +86,26 @@ def _one_level(value: Tree) -> tuple[list[Tree], jax.tree_util.PyTreeDef] | None
     return children, tree
 
 
-def map_structure(fn: Callable[[Leaf], object], nest: Tree) -> Tree:
-    """Applies `fn` to every leaf and returns the results in the same structure."""
-    if nest is None or is_leaf(nest):
+def map_structure(fn: Callable[[Leaf], object], nest: Tree, stop: Callable[[Tree], bool] = is_leaf) -> Tree:
+    """Applies `fn` to every leaf and returns the results in the same structure; `stop` tells leaves from structures."""
+    if nest is None or stop(nest):
         return fn(nest)
     if type(nest) is dict:
-        return {key: map_structure(fn, child) for key, child in nest.items()}
+        return {key: map_structure(fn, child, stop) for key, child in nest.items()}
     if is_namedtuple(nest):
-        return type(nest)(*(map_structure(fn, child) for child in nest))
+        return type(nest)(*(map_structure(fn, child, stop) for child in nest))
     if type(nest) in (list, tuple):
-        return type(nest)(map_structure(fn, child) for child in nest)
+        return type(nest)(map_structure(fn, child, stop) for child in nest)
     if isinstance(nest, (np.ndarray, jax.Array)) or (level := _one_level(nest)) is None:
         return fn(nest)
     children, tree = level
-    return jax.tree.unflatten(tree, [map_structure(fn, child) for child in children])
+    return jax.tree.unflatten(tree, [map_structure(fn, child, stop) for child in children])
 
 
-def leaves(nest: Tree) -> list[Leaf]:
-    """Returns every leaf, None included, in the order of the structure."""
+def leaves(nest: Tree, stop: Callable[[Tree], bool] = is_leaf) -> list[Leaf]:
+    """Returns every leaf, None included, in the order of the structure; `stop` tells leaves from structures."""
     found: list[Leaf] = []
-    map_structure(found.append, nest)
+    map_structure(found.append, nest, stop)
     return found
 
 

@@ -19,6 +19,10 @@ from replicax._base.types import Leaf, Tree
 class Composite:
     """The base class of composite leaves: a pytree, whose own leaves do not have its rows."""
 
+    def _replicax_rows(self) -> tuple[Leaf, int]:
+        """Return the array whose length tells the number of rows, and the difference of both; None for no array."""
+        return None, 0
+
 
 def is_composite(value: object) -> bool:
     """Returns whether a value is a composite leaf. JAX's BCOO is one too, whose rows are not supported."""

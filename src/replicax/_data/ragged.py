@@ -260,6 +260,9 @@ class RaggedTensor(RaggedForms, composites.Composite):
         except Exception:  # traced, or of specs
             return f"tf.RaggedTensor(values={self.values!r}, row_splits={self.row_splits!r})"
 
+    def _replicax_rows(self) -> tuple[Leaf, int]:
+        return self.row_splits, 1
+
     def tree_flatten(self) -> tuple[tuple[Leaf, Leaf], None]:
         """Returns the values and the splits, for `jax.tree`.
 

@@ -117,7 +117,7 @@ class _DistributedArguments:
         by_replica = [tuple(each[i] if each else None for each in self._shapes) for i in range(mesh.size)]
         self.kinds = list(dict.fromkeys(by_replica))
         self.which = [self.kinds.index(kind) for kind in by_replica]
-        self.part_rows = part_rows(self.values) if len(self.kinds) > 1 else None
+        self.part_rows = part_rows(arguments) if len(self.kinds) > 1 else None
         self.stacked = [isinstance(value, PerReplica) for value in self.values]
         self.padded = padded_batch.found(self.values)
         if self.padded is not None:

@@ -36,12 +36,27 @@ def part_rows(arguments: Tree) -> PartRows | None:
     values = [leaf for leaf in nest.leaves(arguments) if isinstance(leaf, PerReplica)]
     if any(isinstance(value._form, Counted) and value._form.shapes() is None for value in values):
         return PartRows(None, padded=True)
-    shapes_of_values = [shapes for value in values if (shapes := _component_shapes(value)) is not None]
-    counts_of_values = [tuple(shape[0] for shape in shapes) for shapes in shapes_of_values if all(shapes)]
+    counts_of_values = [
+        counts for leaf in nest.leaves(arguments, _has_rows) if (counts := _row_counts(leaf)) is not None
+    ]
     if all(len(set(counts)) == 1 for counts in counts_of_values):
         return None
     shares = {tuple(count / (sum(counts) or 1) for count in counts) for counts in counts_of_values}
     return PartRows(counts_of_values[0] if len(shares) == 1 else None)
+
+
+def _has_rows(value: Tree) -> bool:
+    """Return whether a value is a leaf, or a ragged or sparse tensor, whose arrays have other dimensions than rows."""
+    return nest.is_leaf(value) or hasattr(type(value), "_replicax_rows")
+
+
+def _row_counts(leaf: Leaf) -> tuple[int, ...] | None:
+    """Return the number of rows of each replica's component; None if the value does not tell."""
+    surplus = 0
+    if hasattr(type(leaf), "_replicax_rows"):
+        leaf, surplus = leaf._replicax_rows()
+    shapes = _component_shapes(leaf) if isinstance(leaf, PerReplica) else None
+    return tuple(shape[0] - surplus for shape in shapes) if shapes is not None and all(shapes) else None
 
 
 def _component_shapes(value: PerReplica) -> Sequence[Shape] | None:
