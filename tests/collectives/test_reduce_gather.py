@@ -278,6 +278,22 @@ def test_variables_and_mirrored_values(n, way):
     assert float(way(lambda: strategy.reduce(MEAN, on_read, axis=None))()) == total / n
 
 
+@several
+@ways
+def test_mean_of_a_mirrored_variable_is_that_of_its_first_copy(n, way):
+    """With an axis, TensorFlow takes the mean of all copies (docs/reference/differences.md)."""
+    strategy = mirrored(n)
+    with strategy.scope():
+        v = rx.Variable([1.0, 2.0])
+    v.values[1].assign([3.0, 6.0])
+    assert parts(strategy, v)[:2] == [[1.0, 2.0], [3.0, 6.0]]
+    assert np.asarray(way(lambda: strategy.reduce(MEAN, v, axis=None))()).tolist() == [1.0, 2.0]
+    assert float(way(lambda: strategy.reduce(MEAN, v, axis=0))()) == 1.5
+    for axis in (None, 0):
+        with pytest.raises(AssertionError, match="sum of a mirrored value is ambiguous"):
+            way(lambda axis=axis: strategy.reduce(SUM, v, axis=axis))()
+
+
 @over(at_least=2)
 @ways
 def test_nests_are_reduced_leaf_by_leaf(make, n, way):
