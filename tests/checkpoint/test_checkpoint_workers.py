@@ -383,3 +383,27 @@ def test_a_save_names_a_variable_whose_copies_differ_between_workers(tmp_path):
         assert worker["there"] == [["checkpoint", "ckpt-1"], 1]
         (warning,) = worker["warned"]
         assert warning.startswith(f"{train}loose differs between worker 0 and worker 1. The checkpoint has the values")
+
+
+AFTER_PROCESS_0 = """
+import fcntl
+lock = open(folder.parent / f"ends{me}", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends
+strategy.run(lambda: checkpoint.v.assign_add(rx.get_replica_context().all_reduce("SUM", jnp.ones(2))))
+if me:
+    fcntl.flock(open(folder.parent / "ends0", "w"), fcntl.LOCK_EX)  # process 0 has ended
+    with rx.OneDeviceStrategy("CPU:0").scope():
+        alone = rx.train.Checkpoint(v=rx.Variable(1.0), empty=rx.Variable(jnp.zeros((0, 2))))
+    path = alone.write(folder / "alone")
+    alone.v.assign(2.0)
+    alone.read(path).assert_consumed()
+    told("alone", float(alone.v))
+"""
+
+
+def test_checkpoints_of_one_worker_do_not_wait_for_process_0_that_has_ended(tmp_path):
+    """Orbax asks the coordination service of the job, which ends with process 0, and it waits for an answer."""
+    with Workers(tmp_path / "job", 2, START + AFTER_PROCESS_0, env={"FOLDER": str(tmp_path / "out")}) as workers:
+        done = workers.join(timeout=60)
+    assert [worker.returncode for worker in done.values()] == [0, 0], workers.output()
+    assert told_by(done)[""][1]["alone"] == 1.0

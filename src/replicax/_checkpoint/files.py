@@ -8,6 +8,7 @@ or none.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import errno
 import functools
 import os
@@ -107,6 +108,35 @@ def orbax_checkpointer() -> tuple[Any, ocp.Checkpointer]:
     return ocp.args, ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
+_alone: contextvars.ContextVar[bool] = contextvars.ContextVar("_alone", default=False)
+
+
+@contextlib.contextmanager
+def _asking_no_process() -> Iterator[None]:
+    """Keep Orbax from asking the job's coordination service for signals of other processes, of which there are none.
+
+    The service ends with process 0. A worker that wrote or read after that would wait forever.
+    """
+    _replace_signaling_client()
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
+@functools.cache
+def _replace_signaling_client() -> None:
+    """Give Orbax a store of this process in place of the coordination service, within `_asking_no_process`."""
+    try:
+        from orbax.checkpoint._src.futures import signaling_client
+
+        of_job, own = signaling_client.get_signaling_client, signaling_client.ThreadSafeKeyValueSignalingClient()
+    except (ImportError, AttributeError):  # another Orbax, which may ask differently
+        return
+    signaling_client.get_signaling_client = lambda: own if _alone.get() else of_job()
+
+
 def _array_writer(ocp: Any) -> Any:
     """Returns a handler that writes NumPy arrays in any process; Orbax's own writes them in process 0 alone."""
     import tensorstore
@@ -150,7 +180,7 @@ def written(path: str, saved: Saved, listed: bool = False) -> Iterator[None]:
         if stored:
             folder, name = os.path.split(new)
             quiet = without_logs("absl", "Skipping merge of OCDBT checkpoints")
-            with _tensorstore_path(folder) as known, quiet, progress("writing arrays"):
+            with _tensorstore_path(folder) as known, quiet, progress("writing arrays"), _asking_no_process():
                 try:
                     checkpointer.save(os.path.join(known, name), args.PyTreeSave(stored))
                 except (ValueError, RuntimeError) as error:  # as tensorstore says that the disk is full
@@ -316,7 +346,8 @@ def _read(path: str, place: str) -> Saved:
     if any(0 not in kind["shape"] for kind in content["arrays"].values()):
         args, checkpointer = orbax_checkpointer()
         at = os.path.abspath(place)
-        with contextlib.closing(checkpointer), _tensorstore_path(at) as known, progress("reading arrays"):
+        reading = progress("reading arrays")
+        with contextlib.closing(checkpointer), _tensorstore_path(at) as known, reading, _asking_no_process():
             stored = checkpointer.restore(known, args.PyTreeRestore())
     arrays = {}
     for key, kind in content["arrays"].items():
