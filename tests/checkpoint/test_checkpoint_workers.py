@@ -11,6 +11,7 @@ from processes import Workers, told_by
 from strategies import mirrored
 
 import replicax as rx
+from replicax._checkpoint import workers
 
 START = """
 import json, os, pathlib, sys
@@ -89,6 +90,24 @@ checkpoint.write(folder / "disks" / "ckpt")
 told("disks", written[-1])
 files.token_at = where
 
+# The disk of one is full, or its values cannot be taken: all count as before, and go on alike.
+files.token_at = lambda path: None if me else where(path)
+if me == 1:
+    def full(*_, **kw):
+        raise OSError(28, "No space left on device")
+    kept, files.written = files.written, full
+for what in ("copy", "values"):
+    try:
+        checkpoint.save(folder / "shared" / "ckpt")
+    except Exception as error:
+        told(what, [type(error).__name__, str(error), int(checkpoint.save_counter)])
+    files.token_at = where
+    checkpoint.text = np.zeros(1) if me == 0 else np.array(["text"])
+del checkpoint.text
+if me == 1:
+    files.written = kept
+told("then", [checkpoint.save(folder / "then" / "ckpt")[-6:], sorted(os.listdir(folder / "then"))])
+
 # What fails for one fails for all.
 if me == 0:
     def write(path, *rest, **kw):
@@ -121,7 +140,13 @@ def test_two_workers_save_to_paths_of_their_own_or_to_one(tmp_path):
         assert worker["disks"] == "disks/ckpt"
         assert "worker 0: OSError: [Errno 28] No space left on device" in worker["error share"]
         assert "worker 0: OSError" in worker["error apart"]
-        assert worker["counted"] == 3 and worker["after"] == 4.0
+        own = "worker 1: OSError: [Errno 28]"
+        assert worker["copy"][0] == ["CheckpointFailedElsewhere", "CheckpointError"][me]
+        assert f"ckpt-4 was not copied to all disks. {own}" in worker["copy"][1] and worker["copy"][2] == 3
+        assert worker["values"][0] == ["CheckpointFailedElsewhere", "TypeError"][me]
+        assert "text is an array of <U4; checkpoints have numbers only" in worker["values"][1]
+        assert worker["values"][2] == 3 and worker["then"] == ["ckpt-4", ["checkpoint", "ckpt-4"]]
+        assert worker["counted"] == 4 and worker["after"] == 4.0
     # What the job has saved, in one process.
     with mirrored(2).scope():
         v = rx.Variable([0.0, 0.0])
@@ -138,6 +163,15 @@ def test_two_workers_save_to_paths_of_their_own_or_to_one(tmp_path):
         status = rx.train.Checkpoint(data=position).read(folder / "run" / "ckpt-1").expect_partial()
     with pytest.raises(AssertionError, match="not bound to checkpointed values.*data"):
         status.assert_existing_objects_matched()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])
+def test_digests_tell_arrays_apart_that_differ_in_signs_or_order(dtype):
+    values = np.arange(1, 2**15 + 1, dtype=dtype).reshape(-1, 16)
+    others = [-values, values[::-1], np.random.default_rng(0).permutation(values), values[:, ::-1]]
+    others += [values ^ 1] if dtype in (np.int32, np.int64) else [np.where(values == 5, -values, values)]
+    assert len({workers.checksum([array]) for array in [values, *others]}) == len(others) + 1
+    assert workers.checksum([values]) == workers.checksum([values.copy(order="F")])
 
 
 class Position:

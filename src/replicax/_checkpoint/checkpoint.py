@@ -173,8 +173,8 @@ class Checkpoint:
         with progress(f"saving {os.path.basename(path)}"):
             nodes = object_graph.graph_of(self._roots())
             together = workers.is_of_several(nodes)
-            snapshot = take_snapshot(nodes, together, self._kept_positions)
-            (write_together if together else write_alone)(path, snapshot, then)
+            take = functools.partial(take_snapshot, nodes, together, self._kept_positions)
+            (write_together if together else write_alone)(path, take, then)
 
     def write(self, file_prefix: Path, options: object = None) -> str:
         """Saves at this very path, without counting; see `save`.

@@ -6,6 +6,7 @@ Workers that restored different checkpoints would train different variables and 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -28,6 +29,7 @@ from replicax._job import exchange, state
 _T = TypeVar("_T")
 _TOPIC = "checkpoints"
 _BLOCK = 1 << 16  # bytes
+_AT_ONCE = 16  # blocks, which stay in a cache
 name = exchange.name  # of a worker, by its process
 
 
@@ -223,14 +225,30 @@ def _groups(values: Sequence[_T]) -> list[tuple[_T, str]]:
 
 
 def checksum(arrays: Iterable[np.ndarray]) -> int:
-    """Return a digest of the bytes of arrays: a CRC of the sums of blocks, ten times as fast as a CRC of all bytes."""
+    """Return a digest of the bytes of arrays: a CRC of sums of blocks, several times as fast as a CRC of all bytes.
+
+    Each word of a block has a weight, so that values in another order have another sum. Its high bits are mixed into
+    the low ones first: the highest, the sign of a float64, would change a sum by 2 ** 63 whatever the weight.
+    """
     result = 0
     for array in arrays:
         content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         whole = content.size // _BLOCK * _BLOCK
-        sums = content[:whole].view(np.uint64).reshape(-1, _BLOCK // 8).sum(1, dtype=np.uint64)
+        blocks = content[:whole].view(np.uint64).reshape(-1, _BLOCK // 8)
+        weights = _weights()
+        sums = np.empty(len(blocks), np.uint64)
+        for start in range(0, len(blocks), _AT_ONCE):
+            some = blocks[start : start + _AT_ONCE]
+            sums[start : start + _AT_ONCE] = (some ^ (some >> np.uint64(29))) @ weights
         result = zlib.crc32(content[whole:].data, zlib.crc32(sums.data, result))
     return result
+
+
+@functools.cache
+def _weights() -> np.ndarray:
+    """Return an odd number for each word of a block, the same in all processes."""
+    numbers = np.random.Generator(np.random.PCG64(0)).integers(2**63, size=_BLOCK // 8, dtype=np.uint64)
+    return numbers * np.uint64(2) + np.uint64(1)
 
 
 def shared_digests(values: Iterable[tuple[str, ObjectNode, Mapping[Any, np.ndarray]]]) -> dict[str, int]:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -30,14 +30,22 @@ class Snapshot(NamedTuple):
     """The values of a checkpoint's objects at one moment.
 
     Attributes:
-        saved: the content to be written.
+        saved: the content to be written, without the positions of iterators.
+        positions: the position of each iterator in this process, by its key.
         shared: the arrays of each object that belongs to several workers, by its name.
         loose: the names of variables whose copies may differ.
     """
 
     saved: _files.Saved
+    positions: dict[str, str]
     shared: dict[str, list[np.ndarray]]
     loose: list[str]
+
+    def with_positions(self, of_processes: Sequence[Mapping[str, str]]) -> _files.Saved:
+        """Return the content with the positions of iterators in each process."""
+        lists = {key: [positions[key] for positions in of_processes] for key in self.positions}
+        texts = {key: np.frombuffer(json.dumps(positions).encode(), np.uint8) for key, positions in lists.items()}
+        return self.saved._replace(arrays=self.saved.arrays | texts)
 
     def compute_digests(self) -> dict[str, int]:
         """Return a digest of the value of each object that belongs to several workers, by its name."""
@@ -57,13 +65,12 @@ def take_snapshot(nodes: Sequence[ObjectNode], together: bool, kept: Positions |
     """Return the content to be written. The arrays of a pytree become nodes below the object that has it."""
     saved: list[_files.NodeRecord] = [{"children": dict(node.children)} for node in nodes]
     arrays: dict[str, np.ndarray] = {}
+    positions: dict[str, str] = {}
     shared: dict[str, list[np.ndarray]] = {}
     for number, node in enumerate(nodes):
         if isinstance(node.leaf, PositionLeaf):
-            position = _position_of(node.leaf, kept)
-            positions = workers.all_gather(position) if together else [position]
             saved[number]["key"] = key = key_of(node.names, POSITION)
-            arrays[key] = np.frombuffer(json.dumps(positions).encode(), np.uint8)
+            positions[key] = _position_of(node.leaf, kept)
         elif node.leaf is not None:
             values = node.leaf.read()
             if together and workers.is_shared(node.leaf.owner):
@@ -88,48 +95,95 @@ def take_snapshot(nodes: Sequence[ObjectNode], together: bool, kept: Positions |
     token = uuid.uuid4().hex
     owners = {name_in_messages(node.names): node.leaf.owner for node in nodes if node.leaf is not None}
     loose = [name for name in shared if workers.may_differ(owners[name])]
-    return Snapshot(_files.Saved(saved, arrays, token, token), shared, loose)
+    return Snapshot(_files.Saved(saved, arrays, token, token), positions, shared, loose)
 
 
-def write_together(path: str, snapshot: Snapshot, then: OnWritten | None) -> None:
+def write_together(path: str, take: Callable[[], Snapshot], then: OnWritten | None) -> None:
     """Write in a job of several processes: of those that give the same path, the first writes.
+
+    Args:
+        path: where the checkpoint is to be.
+        take: returns the values of this process. If that raises, the other processes raise CheckpointError.
+        then: called with the path after writing.
 
     The digests of the workers are computed while the files are written, and compared before the checkpoint takes its
     place. Where a process finds no checkpoint of this save after that, its disk is another one, and it writes a copy.
+    All of them wait for the copies, so that they go on counting saves alike if one disk is full.
 
     Raises:
         CheckpointError: on all workers, if one cannot write, or if the values of shared variables differ.
     """
-    me, where = jax.process_index(), os.path.abspath(path)
-    with concurrent.futures.ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as publishing:
-        digests = thread.submit(snapshot.compute_digests)
-        texts = workers.all_gather(f"the checkpoint {where} {snapshot.saved.token}")
-        places, tokens = zip(*(text.rsplit(" ", 1) for text in texts))
-        first = places.index(places[me])
-        snapshot = snapshot._replace(saved=snapshot.saved._replace(save=tokens[0]))
+    me = jax.process_index()
+    try:
+        snapshot = take()
+    except Exception as error:
+        _first_exchange(path, problem=f"{type(error).__name__}: {error}")
+        raise
+    told = _first_exchange(path, snapshot)
+    first = [one.place for one in told].index(told[me].place)
+    saved = snapshot.with_positions([one.positions for one in told])._replace(save=told[0].token)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as publishing:
+            digests = thread.submit(snapshot.compute_digests)
 
-        def write() -> str:
-            if first == me:
-                publishing.enter_context(_files.written(path, snapshot.saved, listed=then is not None))
-            return str(workers.digest_of(digests.result()))
+            def write() -> str:
+                if first == me:
+                    publishing.enter_context(_files.written(path, saved, listed=then is not None))
+                return str(workers.digest_of(digests.result()))
 
-        def publish() -> str:
-            publishing.close()
-            if first == me and then is not None:
-                then(path, True)
-            return ""
+            def publish() -> str:
+                publishing.close()
+                if first == me and then is not None:
+                    then(path, True)
+                return ""
 
-        if len(set(_do_on_all(path, write))) > 1:
-            workers.compare_saved(digests.result(), snapshot.loose)
-        _do_on_all(path, publish)
-    if first != me:
-        if _files.token_at(path) != tokens[first]:
-            write_alone(path, snapshot, then)
-        elif then is not None:
-            then(path, False)
+            if len(set(_do_on_all(path, write))) > 1:
+                workers.compare_saved(digests.result(), snapshot.loose)
+            _do_on_all(path, publish, "was not written, or not listed")
+    except CheckpointError:  # which all raise: after it no folder has what was begun
+        workers.all_gather(f"the removal of what was written at {os.path.abspath(path)}")
+        raise
+
+    def copy() -> str:
+        if first != me:
+            if _files.token_at(path) != told[first].token:
+                _write(path, saved, then)
+            elif then is not None:
+                then(path, False)
+        return ""
+
+    _do_on_all(path, copy, "was not copied to all disks")
 
 
-def _do_on_all(path: str, act: Callable[[], str]) -> list[str]:
+class _Told(NamedTuple):
+    """What a process tells the others before it writes: why it cannot save, or what it is about to write where."""
+
+    problem: str
+    place: str
+    token: str
+    positions: dict[str, str]
+
+
+def _first_exchange(path: str, snapshot: Snapshot | None = None, problem: str = "") -> list[_Told]:
+    """Return what each process tells; raise CheckpointError if others cannot save, or save other iterators."""
+    where = os.path.abspath(path)
+    mine = _Told(problem, where, *(("", {}) if snapshot is None else (snapshot.saved.token, snapshot.positions)))
+    texts = workers.all_gather(f"the checkpoint {where}\n{json.dumps(mine)}")
+    told = [_Told(*json.loads(text.split("\n", 1)[1])) for text in texts]
+    if problem:
+        return told
+    if problems := [f"{workers.name(i)}: {one.problem}" for i, one in enumerate(told) if one.problem]:
+        raise CheckpointFailedElsewhere(f"The checkpoint {path} was not written. {'; '.join(problems)}")
+    for i, one in enumerate(told):
+        if different := sorted(one.positions.keys() ^ mine.positions.keys()):
+            raise CheckpointError(
+                f"The checkpoint {path} was not written. {workers.name(i)} and this worker do not save the same "
+                f"iterators: one of them has none at {different[0].removesuffix(POSITION)}."
+            )
+    return told
+
+
+def _do_on_all(path: str, act: Callable[[], str], failed: str = "was not written") -> list[str]:
     """Return what a function returns in each process; raise CheckpointError in all if it raises in one."""
     result = problem = ""
     try:
@@ -143,13 +197,18 @@ def _do_on_all(path: str, act: Callable[[], str]) -> list[str]:
     if any(problems):
         text = "; ".join(f"{workers.name(i)}: {problem}" for i, problem in enumerate(problems) if problem)
         error_type = CheckpointError if problem else CheckpointFailedElsewhere
-        raise error_type(f"The checkpoint {path} was not written. {text}")
+        raise error_type(f"The checkpoint {path} {failed}. {text}")
     return list(results)
 
 
-def write_alone(path: str, snapshot: Snapshot, then: OnWritten | None) -> None:
+def write_alone(path: str, take: Callable[[], Snapshot], then: OnWritten | None) -> None:
     """Write in this process, without the others."""
-    with _files.written(path, snapshot.saved, listed=then is not None):
+    snapshot = take()
+    _write(path, snapshot.with_positions([snapshot.positions]), then)
+
+
+def _write(path: str, saved: _files.Saved, then: OnWritten | None) -> None:
+    with _files.written(path, saved, listed=then is not None):
         pass
     if then is not None:
         then(path, True)
