@@ -231,3 +231,23 @@ def test_common_arrays_do_not_warn_where_they_are_no_batch():
             lambda s: strategy.run(lambda s: ctx().all_reduce("SUM", s * ctx().replica_id_in_sync_group), args=(s,))
         )
         assert own(scales).values[0].tolist() == [6, 12, 18]
+
+
+@pytest.mark.parametrize(
+    ("values", "where", "match"),
+    [
+        ("text", None, "takes an array of numbers, got 'text' of type str"),
+        (None, None, "takes an array of numbers, got None"),
+        ({"a": 1.0}, None, "For a nest of arrays: jax.tree.map"),
+        (np.ones(3), np.array([1.0, 0.0, 1.0]), "a mask of booleans, got dtype float32. Pass `where != 0`"),
+        (
+            np.ones(3),
+            np.array([True, False]),
+            r"`where` of shape \(2,\) does not broadcast to the values' shape \(3,\)",
+        ),
+        (np.ones(3), np.ones((2, 3), bool), r"`where` of shape \(2, 3\) does not broadcast"),
+    ],
+)
+def test_share_names_what_it_cannot_take(values, where, match):
+    with pytest.raises((TypeError, ValueError), match=match):
+        rx.share_of_mean(values, where)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+import replicax as rx
+
 # The beginning of a program: `evaluate(way, f, *args)` calls a function in one of the ways, and returns lists. In
 # replicas, the result of the last one counts.
 WAYS = """
@@ -200,3 +202,14 @@ def test_gradients_of_lookups_are_exact_if_a_replica_has_no_rows(run_tf):
             np.testing.assert_allclose(gradients, gradient, rtol=1e-6)
         """
     )
+
+
+def test_ellipsis_keeps_rows_without_elements():
+    inner = rx.data.RaggedTensor.from_row_lengths([1, 2, 3, 4], [2, 1, 1])
+    rows = rx.data.RaggedTensor.from_row_lengths(inner, [2, 0, 1])
+    assert rows[..., :1].to_list() == [[[1], [3]], [], [[4]]] and rows[:, :, 1:].to_list() == [[[2], []], [], [[]]]
+    assert rows[...].to_list() == rows.to_list() and rows[0, ..., 0, 1] == 2
+    with pytest.raises(TypeError, match="indexed by integers, slices.* Got 'a' of type str"):
+        rows["a"]
+    with pytest.raises(IndexError, match="There is no row 7: the RaggedTensor has 3"):
+        rows[7]

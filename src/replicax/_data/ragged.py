@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from replicax._base.array_conversion import as_array
 from replicax._base.errors import InvalidArgumentError
+from replicax._base.messages import received
 from replicax._base.specs import TensorShape, as_dtype, dtype_name
 from replicax._base.type_spec import TypeSpec
 from replicax._base.types import Leaf, Tree
@@ -222,6 +223,11 @@ class RaggedTensor(RaggedForms, composites.Composite):
         return self.nrows()
 
     def __getitem__(self, key: Any) -> Any:
+        if key is Ellipsis:
+            return self
+        if isinstance(key, tuple) and (places := [i for i, one in enumerate(key) if one is Ellipsis]):
+            full = (slice(None),) * (len(self.shape) - len(key) + len(places))
+            key = (*key[: places[0]], *full, *key[places[0] + 1 :])
         if isinstance(key, tuple):
             return self._at(*key)
         if isinstance(key, slice):
@@ -229,7 +235,15 @@ class RaggedTensor(RaggedForms, composites.Composite):
             if rows.step == 1:
                 return _rows(RaggedTensor(self.values, self.row_splits), rows.start, max(rows.start, rows.stop))
             return self._chosen(list(rows))
-        row = range(self.nrows())[key]  # IndexError where there is no such row
+        try:
+            row = range(self.nrows())[key]
+        except TypeError as error:
+            raise TypeError(
+                "A RaggedTensor is indexed by integers, slices and `...`; for rows at other places use tf.gather. Got "
+                f"{received(key)}."
+            ) from error
+        except IndexError as error:
+            raise IndexError(f"There is no row {key}: the RaggedTensor has {self.nrows()}.") from error
         return _rows(self.values, int(self.row_splits[row]), int(self.row_splits[row + 1]))
 
     def _at(self, first: Any, *rest: Any) -> Any:
@@ -237,6 +251,10 @@ class RaggedTensor(RaggedForms, composites.Composite):
         found = self[first]
         if not rest or not isinstance(first, slice):
             return found[rest if len(rest) > 1 else rest[0]] if rest else found
+        if rest[0] == slice(None) and len(rest) > 1:  # the rows stay whole, and may be empty
+            return type(self)(found.values[(slice(None), *rest[1:])], found.row_splits)
+        if not found.nrows() and isinstance(rest[0], slice):
+            return found
         rows = [row[rest if len(rest) > 1 else rest[0]] for row in found]
         xp: Any = np if isinstance(self.flat_values, np.ndarray) else jnp
         if not isinstance(rest[0], slice):

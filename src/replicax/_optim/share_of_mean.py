@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from replicax._base.messages import received
 from replicax._tracing import context
 
 
@@ -32,6 +33,8 @@ def share_of_mean(values: ArrayLike, where: ArrayLike | None = None) -> jax.Arra
         A scalar, in the dtype of `jnp.mean(values)`. It is NaN if there are no values on any replica.
 
     Raises:
+        TypeError: `values` are no array of numbers, or `where` has no booleans.
+        ValueError: `where` does not broadcast to the shape of `values`.
         RuntimeError: in cross-replica context of a strategy with several replicas.
 
     >>> import jax.numpy as jnp, replicax as rx
@@ -42,7 +45,9 @@ def share_of_mean(values: ArrayLike, where: ArrayLike | None = None) -> jax.Arra
     >>> [float(share) for share in shares.values], float(strategy.reduce("SUM", shares, axis=None))
     ([1.0, 2.0], 3.0)
     """
-    values = jnp.asarray(values)
+    values, where = _array_of_numbers(values), _mask(where)
+    if where is not None and not _broadcasts(where.shape, values.shape):
+        raise ValueError(f"`where` of shape {where.shape} does not broadcast to the values' shape {values.shape}.")
     replica_context = context.get_replica_context()
     if replica_context is None:
         if context.get_strategy().num_replicas_in_sync > 1:
@@ -60,3 +65,29 @@ def share_of_mean(values: ArrayLike, where: ArrayLike | None = None) -> jax.Arra
         if replica_context.num_replicas_in_sync > 1:
             count = replica_context.all_reduce("SUM", count)
     return (jnp.sum(values, dtype=wide, where=where) / count).astype(dtype)
+
+
+def _array_of_numbers(values: ArrayLike) -> jax.Array:
+    try:
+        return jnp.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"`share_of_mean` takes an array of numbers, got {received(values)}. For a nest of arrays: "
+            "jax.tree.map(replicax.share_of_mean, values)."
+        ) from error
+
+
+def _mask(where: ArrayLike | None) -> jax.Array | None:
+    if where is None:
+        return None
+    mask = _array_of_numbers(where)
+    if mask.dtype != bool:
+        raise TypeError(
+            f"`where` is a mask of booleans, got dtype {mask.dtype}. Pass `where != 0` if it has ones and zeros; for "
+            "weights, divide the sum of the weighted values by the sum of the weights over all replicas."
+        )
+    return mask
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    return len(shape) <= len(to) and all(size in (1, other) for size, other in zip(reversed(shape), reversed(to)))
