@@ -696,10 +696,13 @@ def test_wrong_rows_of_a_scatter_are_refused(method, rows, indices, message):
     [("bool", 2, TypeError), ("int8", 300, TypeError), ("int32", 1.5, TypeError), ("float32", None, ValueError)],
 )
 def test_numbers_that_the_dtype_does_not_have_are_refused(dtype, value, error):
-    v = rx.Variable(1, dtype=dtype)
+    v = rx.Variable(np.ones((), dtype))
     with pytest.raises(error, match="onvert"):
         v.assign(value)
     assert v.numpy() == 1
+    if value is not None:
+        with pytest.raises(error, match="onvert"):
+            rx.Variable(value, dtype=dtype)
 
 
 # Gradients, creators, pytrees.

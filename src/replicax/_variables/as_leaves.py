@@ -110,7 +110,8 @@ def _new_array(value: Leaf, dtype: DTypeLike | None) -> jax.Array:
         dtype = jax.dtypes.result_type(value)  # as `jnp.asarray` chooses it, which without one compiles a program
     dtype = None if dtype is None else as_dtype(dtype)
     if dtype is not None and not isinstance(value, jax.Array):
-        return array_conversion.own_array(value, dtype)
+        is_array_value = hasattr(value, "dtype")
+        return array_conversion.own_array(value, dtype) if is_array_value else convert_dtype(value, dtype)
     array = array_conversion.as_array(value)
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):  # a PRNG key
         return array
