@@ -106,6 +106,13 @@ for what in ("copy", "values"):
 del checkpoint.text
 if me == 1:
     files.written = kept
+    checkpoint.more = Position()
+try:
+    checkpoint.save(folder / "shared" / "ckpt")
+except rx.CheckpointError as error:
+    told("iterators", str(error))
+if me == 1:
+    del checkpoint.more
 told("then", [checkpoint.save(folder / "then" / "ckpt")[-6:], sorted(os.listdir(folder / "then"))])
 
 # What fails for one fails for all.
@@ -145,6 +152,8 @@ def test_two_workers_save_to_paths_of_their_own_or_to_one(tmp_path):
         assert f"ckpt-4 was not copied to all disks. {own}" in worker["copy"][1] and worker["copy"][2] == 3
         assert worker["values"][0] == ["CheckpointFailedElsewhere", "TypeError"][me]
         assert "text is an array of <U4; checkpoints have numbers only" in worker["values"][1]
+        text = f"worker {1 - me} and this worker must save the same iterators: only one of them has an iterator at "
+        assert text in worker["iterators"] and "more" in worker["iterators"]
         assert worker["values"][2] == 3 and worker["then"] == ["ckpt-4", ["checkpoint", "ckpt-4"]]
         assert worker["counted"] == 4 and worker["after"] == 4.0
     # What the job has saved, in one process.

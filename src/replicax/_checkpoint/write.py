@@ -20,9 +20,9 @@ from replicax._checkpoint.object_graph import Identity, ObjectNode, PositionLeaf
 from replicax._checkpoint.restore import key_of, name_in_messages
 from replicax._checkpoint.sources import POSITION, REPLICAS
 
-# Called after writing with the path and whether this process wrote it.
+# Called after writing with the path and True if this process wrote it.
 OnWritten = Callable[[str, bool], None]
-# Positions that are saved in place of those at which iterators stand; with the leaves, so that no other gets its id.
+# Positions to save in place of the current positions of iterators. They hold the leaves, so that ids stay unique.
 Positions = dict[Identity, tuple[PositionLeaf, str]]
 
 
@@ -33,7 +33,7 @@ class Snapshot(NamedTuple):
         saved: the content to be written, without the positions of iterators.
         positions: the position of each iterator in this process, by its key.
         shared: the arrays of each object that belongs to several workers, by its name.
-        loose: the names of variables whose copies may differ.
+        loose: the names of variables with `copies_may_differ`.
     """
 
     saved: _files.Saved
@@ -52,16 +52,16 @@ class Snapshot(NamedTuple):
         return {name: workers.checksum(arrays) for name, arrays in self.shared.items()}
 
 
-def _position_of(leaf: PositionLeaf, kept: Positions | None) -> str:
-    """Returns the position that is saved: the one that was kept, if any were."""
-    if kept is None or not hasattr(leaf.owner, "__next__"):
+def _position_of(leaf: PositionLeaf, overrides: Positions | None) -> str:
+    """Return the position to save: from the overrides, if there are any, or else the current one."""
+    if overrides is None or not hasattr(leaf.owner, "__next__"):
         return leaf.packed()
-    if leaf.identity in kept:
-        return kept[leaf.identity][1]
+    if leaf.identity in overrides:
+        return overrides[leaf.identity][1]
     return leaf.packed_at_beginning()  # it was made later, for an epoch that begins with the next step
 
 
-def take_snapshot(nodes: Sequence[ObjectNode], together: bool, kept: Positions | None) -> Snapshot:
+def take_snapshot(nodes: Sequence[ObjectNode], together: bool, overrides: Positions | None) -> Snapshot:
     """Return the content to be written. The arrays of a pytree become nodes below the object that has it."""
     saved: list[_files.NodeRecord] = [{"children": dict(node.children)} for node in nodes]
     arrays: dict[str, np.ndarray] = {}
@@ -70,7 +70,7 @@ def take_snapshot(nodes: Sequence[ObjectNode], together: bool, kept: Positions |
     for number, node in enumerate(nodes):
         if isinstance(node.leaf, PositionLeaf):
             saved[number]["key"] = key = key_of(node.names, POSITION)
-            positions[key] = _position_of(node.leaf, kept)
+            positions[key] = _position_of(node.leaf, overrides)
         elif node.leaf is not None:
             values = node.leaf.read()
             if together and workers.is_shared(node.leaf.owner):
@@ -99,7 +99,7 @@ def take_snapshot(nodes: Sequence[ObjectNode], together: bool, kept: Positions |
 
 
 def write_together(path: str, take: Callable[[], Snapshot], then: OnWritten | None) -> None:
-    """Write in a job of several processes: of those that give the same path, the first writes.
+    """Write in a job of several processes. If several give the same path, the first of them writes.
 
     Args:
         path: where the checkpoint is to be.
@@ -107,8 +107,8 @@ def write_together(path: str, take: Callable[[], Snapshot], then: OnWritten | No
         then: called with the path after writing.
 
     The digests of the workers are computed while the files are written, and compared before the checkpoint takes its
-    place. Where a process finds no checkpoint of this save after that, its disk is another one, and it writes a copy.
-    All of them wait for the copies, so that they go on counting saves alike if one disk is full.
+    place. A process that then finds no checkpoint of this save has another disk, and writes a copy. All processes wait
+    for the copies, so that they count saves alike if one disk is full.
 
     Raises:
         CheckpointError: on all workers, if one cannot write, or if the values of shared variables differ.
@@ -117,11 +117,12 @@ def write_together(path: str, take: Callable[[], Snapshot], then: OnWritten | No
     try:
         snapshot = take()
     except Exception as error:
-        _first_exchange(path, problem=f"{type(error).__name__}: {error}")
+        _exchange_announcements(path, problem=f"{type(error).__name__}: {error}")
         raise
-    told = _first_exchange(path, snapshot)
-    first = [one.place for one in told].index(told[me].place)
-    saved = snapshot.with_positions([one.positions for one in told])._replace(save=told[0].token)
+    announcements = _exchange_announcements(path, snapshot)
+    first = [announcement.path for announcement in announcements].index(announcements[me].path)
+    saved = snapshot.with_positions([announcement.positions for announcement in announcements])
+    saved = saved._replace(save=announcements[0].token)
     try:
         with concurrent.futures.ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as publishing:
             digests = thread.submit(snapshot.compute_digests)
@@ -140,13 +141,13 @@ def write_together(path: str, take: Callable[[], Snapshot], then: OnWritten | No
             if len(set(_do_on_all(path, write))) > 1:
                 workers.compare_saved(digests.result(), snapshot.loose)
             _do_on_all(path, publish, "was not written, or not listed")
-    except CheckpointError:  # which all raise: after it no folder has what was begun
-        workers.all_gather(f"the removal of what was written at {os.path.abspath(path)}")
+    except CheckpointError:  # all workers raise it; the next line waits until no folder has unfinished files
+        workers.all_gather(f"the removal of unfinished files at {os.path.abspath(path)}")
         raise
 
     def copy() -> str:
         if first != me:
-            if _files.token_at(path) != told[first].token:
+            if _files.token_at(path) != announcements[first].token:
                 _write(path, saved, then)
             elif then is not None:
                 then(path, False)
@@ -155,36 +156,44 @@ def write_together(path: str, take: Callable[[], Snapshot], then: OnWritten | No
     _do_on_all(path, copy, "was not copied to all disks")
 
 
-class _Told(NamedTuple):
-    """What a process tells the others before it writes: why it cannot save, or what it is about to write where."""
+class _Announcement(NamedTuple):
+    """A message from a process to all others before it writes.
+
+    Attributes:
+        problem: why the process cannot save; empty if it can.
+        path: the absolute path of its checkpoint.
+        token: names its call of `save`.
+        positions: the positions of its iterators, by their keys.
+    """
 
     problem: str
-    place: str
+    path: str
     token: str
     positions: dict[str, str]
 
 
-def _first_exchange(path: str, snapshot: Snapshot | None = None, problem: str = "") -> list[_Told]:
-    """Return what each process tells; raise CheckpointError if others cannot save, or save other iterators."""
-    where = os.path.abspath(path)
-    mine = _Told(problem, where, *(("", {}) if snapshot is None else (snapshot.saved.token, snapshot.positions)))
-    texts = workers.all_gather(f"the checkpoint {where}\n{json.dumps(mine)}")
-    told = [_Told(*json.loads(text.split("\n", 1)[1])) for text in texts]
+def _exchange_announcements(path: str, snapshot: Snapshot | None = None, problem: str = "") -> list[_Announcement]:
+    """Return all announcements; raise CheckpointError if another process cannot save or saves other iterators."""
+    token, positions = ("", {}) if snapshot is None else (snapshot.saved.token, snapshot.positions)
+    mine = _Announcement(problem, os.path.abspath(path), token, positions)
+    texts = workers.all_gather(f"the checkpoint {mine.path}\n{json.dumps(mine)}")
+    announcements = [_Announcement(*json.loads(text.split("\n", 1)[1])) for text in texts]
     if problem:
-        return told
-    if problems := [f"{workers.name(i)}: {one.problem}" for i, one in enumerate(told) if one.problem]:
+        return announcements
+    problems = [f"{workers.name(i)}: {other.problem}" for i, other in enumerate(announcements) if other.problem]
+    if problems:
         raise CheckpointFailedElsewhere(f"The checkpoint {path} was not written. {'; '.join(problems)}")
-    for i, one in enumerate(told):
-        if different := sorted(one.positions.keys() ^ mine.positions.keys()):
+    for i, other in enumerate(announcements):
+        if different := sorted(other.positions.keys() ^ positions.keys()):
             raise CheckpointError(
-                f"The checkpoint {path} was not written. {workers.name(i)} and this worker do not save the same "
-                f"iterators: one of them has none at {different[0].removesuffix(POSITION)}."
+                f"The checkpoint {path} was not written. {workers.name(i)} and this worker must save the same "
+                f"iterators: only one of them has an iterator at {different[0].removesuffix(POSITION)}."
             )
-    return told
+    return announcements
 
 
 def _do_on_all(path: str, act: Callable[[], str], failed: str = "was not written") -> list[str]:
-    """Return what a function returns in each process; raise CheckpointError in all if it raises in one."""
+    """Call a function in each process and return all results; raise CheckpointError in all if it raises in one."""
     result = problem = ""
     try:
         result = act()
