@@ -103,15 +103,14 @@ def warn_of_reduction(op: ReduceOp, value: Tree) -> None:
 
 
 def warn_of_mean(rows: Iterable[PartRows | None], call: str) -> None:
-    """Warn that a mean over replicas is not the mean over the rows of the batch, if `rows` has uneven parts."""
+    """Warn that a mean over replicas may differ from the mean over the rows of the batch, if parts are uneven."""
     for uneven in rows:
         if uneven is not None:
             tracebacks.warn(
                 f"`{call}` gives every replica the same weight, but the replicas have {uneven}: the result "
-                f"{'may not be' if uneven.counts is None else 'is not'} the mean over the rows of the batch. Let each "
-                "replica compute its share of that mean, `replicax.share_of_mean(values)`, or its sum divided by the "
-                f"number of rows of the whole batch, and reduce the shares with SUM. "
-                f"See {doc_pages.page('explanation/uneven-batches')}."
+                "may differ from the mean over the rows of the batch. Let each replica compute its share of that mean, "
+                "`replicax.share_of_mean(values)`, or its sum divided by the number of rows of the whole batch, and "
+                f"reduce the shares with SUM. See {doc_pages.page('explanation/uneven-batches')}."
             )
             return
 
