@@ -21,17 +21,20 @@ except ImportError:
 # The text of malt names functions that are not here.
 set_loop_options.__doc__ = """Set options of the loop around the call, for loops that AutoGraph converts.
 
-    @tf.function
-    def count():
-        n = 0
-        for i in tf.range(10):
-            tf.autograph.experimental.set_loop_options(maximum_iterations=3)
-            n += 1
-        return n  # 3
-
 Args:
     parallel_iterations: accepted for compatibility.
     swap_memory: accepted for compatibility.
     maximum_iterations: the most rounds of the loop.
     shape_invariants: accepted for compatibility.
+
+>>> import replicax.tf as tf
+>>> @tf.function
+... def count():
+...     n = 0
+...     for i in tf.range(10):
+...         tf.autograph.experimental.set_loop_options(maximum_iterations=3)
+...         n += 1
+...     return n
+>>> int(count())
+3
 """
