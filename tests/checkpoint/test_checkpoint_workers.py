@@ -183,6 +183,20 @@ def test_digests_tell_arrays_apart_that_differ_in_signs_or_order(dtype):
     assert workers.checksum([values]) == workers.checksum([values.copy(order="F")])
 
 
+def test_each_element_is_compared_in_one_of_64_saves_and_small_arrays_in_all():
+    small, large = np.arange(5000), np.arange(300_001, dtype=np.float32)
+    for place in (0, 4999):
+        other = small.copy()
+        other[place] = -1
+        assert all(workers.checksum([small], turn) != workers.checksum([other], turn) for turn in range(64))
+    for place in (0, 1024, 123_456, 299_999, 300_000):
+        other = large.copy()
+        other[place] = -1
+        differ = [workers.checksum([large], turn) != workers.checksum([other], turn) for turn in range(7, 71)]
+        assert sum(differ) == (1 if place < 292 * 1024 else 64)  # the rest behind the last whole block counts always
+    assert workers.checksum([large], 3) != workers.checksum([large[::-1]], 3)
+
+
 class Position:
     def save_state(self):
         pytest.fail("nothing is saved")

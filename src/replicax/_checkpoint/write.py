@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
+import itertools
 import json
 import os
+import random
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -47,9 +48,9 @@ class Snapshot(NamedTuple):
         texts = {key: np.frombuffer(json.dumps(positions).encode(), np.uint8) for key, positions in lists.items()}
         return self.saved._replace(arrays=self.saved.arrays | texts)
 
-    def compute_digests(self) -> dict[str, int]:
+    def compute_digests(self, turn: int) -> dict[str, int]:
         """Return a digest of the value of each object that belongs to several workers, by its name."""
-        return {name: workers.checksum(arrays) for name, arrays in self.shared.items()}
+        return {name: workers.checksum(arrays, turn) for name, arrays in self.shared.items()}
 
 
 def _position_of(leaf: PositionLeaf, overrides: Positions | None) -> str:
@@ -106,9 +107,9 @@ def write_together(path: str, take: Callable[[], Snapshot], then: OnWritten | No
         take: returns the values of this process. If that raises, the other processes raise CheckpointError.
         then: called with the path after writing.
 
-    The digests of the workers are computed while the files are written, and compared before the checkpoint takes its
-    place. A process that then finds no checkpoint of this save has another disk, and writes a copy. All processes wait
-    for the copies, so that they count saves alike if one disk is full.
+    The workers compare digests of their values before the checkpoint takes its place. A process that then finds no
+    checkpoint of this save has another disk, and writes a copy. All processes wait for the copies, so that they count
+    saves alike if one disk is full.
 
     Raises:
         CheckpointError: on all workers, if one cannot write, or if the values of shared variables differ.
@@ -123,14 +124,14 @@ def write_together(path: str, take: Callable[[], Snapshot], then: OnWritten | No
     first = [announcement.path for announcement in announcements].index(announcements[me].path)
     saved = snapshot.with_positions([announcement.positions for announcement in announcements])
     saved = saved._replace(save=announcements[0].token)
+    digests = snapshot.compute_digests(announcements[0].turn)
     try:
-        with concurrent.futures.ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as publishing:
-            digests = thread.submit(snapshot.compute_digests)
+        with contextlib.ExitStack() as publishing:
 
             def write() -> str:
                 if first == me:
                     publishing.enter_context(_files.written(path, saved, listed=then is not None))
-                return str(workers.digest_of(digests.result()))
+                return str(workers.digest_of(digests))
 
             def publish() -> str:
                 publishing.close()
@@ -139,7 +140,7 @@ def write_together(path: str, take: Callable[[], Snapshot], then: OnWritten | No
                 return ""
 
             if len(set(_do_on_all(path, write))) > 1:
-                workers.compare_saved(digests.result(), snapshot.loose)
+                workers.compare_saved(digests, snapshot.loose)
             _do_on_all(path, publish, "was not written, or not listed")
     except CheckpointError:  # all workers raise it; the next line waits until no folder has unfinished files
         workers.all_gather(f"the removal of unfinished files at {os.path.abspath(path)}")
@@ -163,19 +164,24 @@ class _Announcement(NamedTuple):
         problem: why the process cannot save; empty if it can.
         path: the absolute path of its checkpoint.
         token: names its call of `save`.
+        turn: counts its saves; that of process 0 decides which parts of large arrays are compared.
         positions: the positions of its iterators, by their keys.
     """
 
     problem: str
     path: str
     token: str
+    turn: int
     positions: dict[str, str]
+
+
+_turns = itertools.count(random.SystemRandom().randrange(1 << 16))  # so that short runs do not always begin alike
 
 
 def _exchange_announcements(path: str, snapshot: Snapshot | None = None, problem: str = "") -> list[_Announcement]:
     """Return all announcements; raise CheckpointError if another process cannot save or saves other iterators."""
     token, positions = ("", {}) if snapshot is None else (snapshot.saved.token, snapshot.positions)
-    mine = _Announcement(problem, os.path.abspath(path), token, positions)
+    mine = _Announcement(problem, os.path.abspath(path), token, next(_turns), positions)
     texts = workers.all_gather(f"the checkpoint {mine.path}\n{json.dumps(mine)}")
     announcements = [_Announcement(*json.loads(text.split("\n", 1)[1])) for text in texts]
     if problem:
