@@ -19,6 +19,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from side_jax import IN_FLIGHT, ByHand, Replicax, set_devices
+from sides import BY_HAND as FORMS
 
 import replicax as rx
 
@@ -80,7 +81,7 @@ class LoopByHand:
     """
 
     def __init__(self, replicas: int, threaded: bool = False, several: int = 1):
-        made = ByHand(training.MODEL, replicas, best=True)
+        made = ByHand(FORMS[0], training.MODEL, replicas)
         self.state, self.step = made.state, made.step
         self.x, self.y = training.arrays()
         self.rng = np.random.default_rng(3)
@@ -88,14 +89,12 @@ class LoopByHand:
         self.threaded, self.stacked = threaded, several > 1
         self.split = NamedSharding(made.mesh, P(None, "replica") if self.stacked else P("replica"))
         if self.stacked:
-            whole = P(), P(None, "replica"), P(None, "replica")
 
             def scanned(state, x, y):
                 state, losses = lax.scan(lambda state, batch: made.step(state, *batch), state, (x, y))
                 return state, losses[-1]
 
-            mapped = jax.shard_map(scanned, mesh=made.mesh, in_specs=whole, out_specs=(P(), P()), check_vma=False)
-            self.step = jax.jit(mapped, donate_argnums=0)
+            self.step = jax.jit(scanned, donate_argnums=0)
 
     def batches(self) -> Iterator[Any]:
         order = self.rng.permutation(len(self.x))
