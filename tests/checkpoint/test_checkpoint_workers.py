@@ -48,8 +48,8 @@ def made():
 
 checkpoint = made()
 written = []
-write = files.written
-files.written = lambda path, *rest, **kw: (written.append(os.path.relpath(path, folder)), write(path, *rest, **kw))[1]
+write = files.stage
+files.stage = lambda path, *rest, **kw: (written.append(os.path.relpath(path, folder)), write(path, *rest, **kw))[1]
 """
 
 PROGRAM = """
@@ -95,7 +95,7 @@ files.token_at = lambda path: None if me else where(path)
 if me == 1:
     def full(*_, **kw):
         raise OSError(28, "No space left on device")
-    kept, files.written = files.written, full
+    kept, files.stage = files.stage, full
 for what in ("copy", "values"):
     try:
         checkpoint.save(folder / "shared" / "ckpt")
@@ -105,7 +105,7 @@ for what in ("copy", "values"):
     checkpoint.text = np.zeros(1) if me == 0 else np.array(["text"])
 del checkpoint.text
 if me == 1:
-    files.written = kept
+    files.stage = kept
     checkpoint.more = Position()
 try:
     checkpoint.save(folder / "shared" / "ckpt")
@@ -385,7 +385,7 @@ latest = folder / "ckpt"
 if me == 0:
     saved = files.Saved([{"children": {"v": 1}}, {"children": {}, "key": "v"}],
                         {"v": np.float32([3.0, 4.0])}, "token", "save")
-    with files.written(str(latest), saved):
+    with files.stage(str(latest), saved):
         pass
     checkpoint.restore(latest).expect_partial()
 strategy.run(lambda: checkpoint.v.assign_add(rx.get_replica_context().all_reduce("SUM", jnp.ones(2))))

@@ -156,12 +156,15 @@ def _unlisted(folder: str, record: str) -> list[str]:
     """
     while (listed := _files_listed(folder, record)) is not None:
         paths = [os.path.join(inner, name) for inner, folders, files in os.walk(folder) for name in folders + files]
-        files = {os.path.relpath(path, folder) for path in paths if os.path.islink(path) or not os.path.isdir(path)}
-        unlisted = {path for path in files if not os.path.basename(path).startswith(_OF_THE_SYSTEM)}
-        unlisted -= {record, *listed}
+        paths = [path for path in paths if os.path.islink(path) or not os.path.isdir(path)]
+        unlisted = {os.path.relpath(path, folder) for path in paths if not _is_of_the_system(path)} - {record, *listed}
         if not unlisted or _files_listed(folder, record) == listed:
             return sorted(unlisted)
     return []
+
+
+def _is_of_the_system(path: str) -> bool:
+    return os.path.basename(path).startswith(_OF_THE_SYSTEM)
 
 
 def _files_listed(folder: str, record: str) -> list[str] | None:

@@ -108,33 +108,39 @@ def orbax_checkpointer() -> tuple[Any, ocp.Checkpointer]:
     return ocp.args, ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
-_alone: contextvars.ContextVar[bool] = contextvars.ContextVar("_alone", default=False)
+_is_detached: contextvars.ContextVar[bool] = contextvars.ContextVar("_is_detached", default=False)
 
 
 @contextlib.contextmanager
-def _asking_no_process() -> Iterator[None]:
-    """Keep Orbax from asking the job's coordination service for signals of other processes, of which there are none.
+def _detach_from_job() -> Iterator[None]:
+    """Keep Orbax from asking the job's coordination service for signals, which no other process sends.
 
     The service ends with process 0. A worker that wrote or read after that would wait forever.
     """
     _replace_signaling_client()
-    token = _alone.set(True)
+    token = _is_detached.set(True)
     try:
         yield
     finally:
-        _alone.reset(token)
+        _is_detached.reset(token)
 
 
 @functools.cache
 def _replace_signaling_client() -> None:
-    """Give Orbax a store of this process in place of the coordination service, within `_asking_no_process`."""
+    """Give Orbax a store of this process in place of the coordination service, within `_detach_from_job`."""
     try:
         from orbax.checkpoint._src.futures import signaling_client
 
-        of_job, own = signaling_client.get_signaling_client, signaling_client.ThreadSafeKeyValueSignalingClient()
+        get_client: Any = signaling_client.get_signaling_client
+        local_client = signaling_client.ThreadSafeKeyValueSignalingClient()
     except (ImportError, AttributeError):  # another Orbax, which may ask differently
         return
-    signaling_client.get_signaling_client = lambda: own if _alone.get() else of_job()
+
+    def choose_client() -> Any:
+        return local_client if _is_detached.get() else get_client()
+
+    choose_client.cache_clear = get_client.cache_clear  # type: ignore[attr-defined]  # which Orbax calls
+    signaling_client.get_signaling_client = choose_client
 
 
 def _array_writer(ocp: Any) -> Any:
@@ -155,7 +161,7 @@ def _array_writer(ocp: Any) -> Any:
 
 
 @contextlib.contextmanager
-def written(path: str, saved: Saved, listed: bool = False) -> Iterator[None]:
+def stage(path: str, saved: Saved, listed: bool = False) -> Iterator[None]:
     """Write a checkpoint before the block, and put it at `path` after it, unless the block raises.
 
     Args:
@@ -180,7 +186,7 @@ def written(path: str, saved: Saved, listed: bool = False) -> Iterator[None]:
         if stored:
             folder, name = os.path.split(new)
             quiet = without_logs("absl", "Skipping merge of OCDBT checkpoints")
-            with _tensorstore_path(folder) as known, quiet, progress("writing arrays"), _asking_no_process():
+            with _tensorstore_path(folder) as known, quiet, progress("writing arrays"), _detach_from_job():
                 try:
                     checkpointer.save(os.path.join(known, name), args.PyTreeSave(stored))
                 except (ValueError, RuntimeError) as error:  # as tensorstore says that the disk is full
@@ -347,7 +353,7 @@ def _read(path: str, place: str) -> Saved:
         args, checkpointer = orbax_checkpointer()
         at = os.path.abspath(place)
         reading = progress("reading arrays")
-        with contextlib.closing(checkpointer), _tensorstore_path(at) as known, reading, _asking_no_process():
+        with contextlib.closing(checkpointer), _tensorstore_path(at) as known, reading, _detach_from_job():
             stored = checkpointer.restore(known, args.PyTreeRestore())
     arrays = {}
     for key, kind in content["arrays"].items():

@@ -130,7 +130,7 @@ def write_together(path: str, take: Callable[[], Snapshot], then: OnWritten | No
 
             def write() -> str:
                 if first == me:
-                    publishing.enter_context(_files.written(path, saved, listed=then is not None))
+                    publishing.enter_context(_files.stage(path, saved, listed=then is not None))
                 return str(workers.digest_of(digests))
 
             def publish() -> str:
@@ -223,7 +223,7 @@ def write_alone(path: str, take: Callable[[], Snapshot], then: OnWritten | None)
 
 
 def _write(path: str, saved: _files.Saved, then: OnWritten | None) -> None:
-    with _files.written(path, saved, listed=then is not None):
+    with _files.stage(path, saved, listed=then is not None):
         pass
     if then is not None:
         then(path, True)
