@@ -139,7 +139,8 @@ def _replace_signaling_client() -> None:
     def choose_client() -> Any:
         return local_client if _is_detached.get() else get_client()
 
-    choose_client.cache_clear = get_client.cache_clear  # type: ignore[attr-defined]  # which Orbax calls
+    if hasattr(get_client, "cache_clear"):  # which Orbax calls
+        choose_client.cache_clear = get_client.cache_clear  # type: ignore[attr-defined]
     signaling_client.get_signaling_client = choose_client
 
 
