@@ -59,9 +59,9 @@ STUCK = """
     import threading
     from processes import join
     from replicax._job import reach, state
+    # Before the job starts, since process 2 may fail at once. Process 1 alone tries to reach process 2.
+    reach.try_to_reach = lambda addresses, seconds: {{2: "No route to host"}} if 2 in addresses else {{}}
     job = join()
-    if job.process_id == 1:
-        reach.try_to_reach = lambda addresses, seconds: {{2: "No route to host"}}
     state.begin("a call that does not end")
     if {fails} and job.process_id == 2:
         raise ValueError("UNKNOWN: Gloo: timed out")
