@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from side_jax import IN_FLIGHT, ByHand, Replicax, set_devices
-from sides import BY_HAND as FORMS
+from sides import BY_HAND
 
 import replicax as rx
 
@@ -73,7 +73,7 @@ class OnReplicax:
 
 
 class LoopByHand:
-    """The step of step.py's best form, in a loop over rows that are taken by a permutation's numbers.
+    """The step of step.py's packed form, in a loop over rows that are taken by a permutation's numbers.
 
     A batch is taken and put on its way before the step before it is waited for, so that one is always ahead. With
     `threaded` a thread does that, two batches ahead. With `several` so many batches are stacked, moved at once and
@@ -81,20 +81,20 @@ class LoopByHand:
     """
 
     def __init__(self, replicas: int, threaded: bool = False, several: int = 1):
-        made = ByHand(FORMS[0], training.MODEL, replicas)
-        self.state, self.step = made.state, made.step
+        contender = ByHand(BY_HAND[0], training.MODEL, replicas)
+        self.state, self.step = contender.state, contender.step
         self.x, self.y = training.arrays()
         self.rng = np.random.default_rng(3)
         self.size = several * BATCH
         self.threaded, self.stacked = threaded, several > 1
-        self.split = NamedSharding(made.mesh, P(None, "replica") if self.stacked else P("replica"))
+        self.split = NamedSharding(contender.mesh, P(None, "replica") if self.stacked else P("replica"))
         if self.stacked:
 
-            def scanned(state, x, y):
-                state, losses = lax.scan(lambda state, batch: made.step(state, *batch), state, (x, y))
+            def scan_steps(state, x, y):
+                state, losses = lax.scan(lambda state, batch: contender.step(state, *batch), state, (x, y))
                 return state, losses[-1]
 
-            self.step = jax.jit(scanned, donate_argnums=0)
+            self.step = jax.jit(scan_steps, donate_argnums=0)
 
     def batches(self) -> Iterator[Any]:
         order = self.rng.permutation(len(self.x))

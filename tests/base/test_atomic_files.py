@@ -596,7 +596,7 @@ def test_an_interrupt_between_two_renames_puts_the_new_one_in_place(tmp_path, mo
             monkeypatch.undo()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(atomic, "_exchanged", lambda one, other: False)
+    monkeypatch.setattr(atomic, "_try_exchange", lambda one, other: False)
     monkeypatch.setattr(os, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Checkpoint(v=v).write(path)

@@ -408,7 +408,7 @@ def test_writing_over_a_checkpoint_replaces_it_or_leaves_it(tmp_path, monkeypatc
             raise OSError("no space")
         rename(source, destination)
 
-    monkeypatch.setattr(atomic_files, "_exchanged", lambda one, other: False)
+    monkeypatch.setattr(atomic_files, "_try_exchange", lambda one, other: False)
     monkeypatch.setattr(os, "rename", full)
     with pytest.raises(OSError, match="no space"):
         Checkpoint(v=rx.Variable(4.0)).write(tmp_path / "ckpt")

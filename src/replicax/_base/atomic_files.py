@@ -1,16 +1,16 @@
-"""Replacing files and folders so that a path has the whole old content or the whole new content at every instant.
+"""Replace files and folders so that a path has the whole old content or the whole new content at every instant.
 
-All that replicax replaces on disk goes through `replacing`, and all that it deletes through `remove`. New content is
-made in a staging folder beside the target, flushed to the disk, and moved into place by one system call: a file is
-renamed over the old one, and a folder changes places with it (`renameat2` with RENAME_EXCHANGE). Where the file system
-cannot exchange, the old folder is renamed into the staging folder first. If the process is killed between these two
-renames, `existing` finds the content there, and `clean_up` puts it in place.
+replicax replaces files and folders with `replacing` alone, and deletes them with `remove` alone. New content is made in
+a staging folder beside the target, flushed to the disk, and moved into place by one system call: a file is renamed over
+the old one, and a folder changes places with it (`renameat2` with RENAME_EXCHANGE). Where the file system cannot
+exchange, the old folder is renamed into the staging folder first. If the process is killed between these two renames,
+`existing` finds the content there, and `clean_up` puts it in place.
 
-A staging folder has a file that names the target, and that the process which made the folder keeps locked. The lock
-ends with the process, so that `clean_up` can tell what a killed process has left from work that goes on.
+A staging folder has a file that names the target. The process that made the folder keeps this file locked. The lock
+ends with the process, so that `clean_up` can tell the leftovers of a killed process from work that goes on.
 
-Only what replicax wrote is replaced or deleted. A folder is known by its record: a JSON file that lists the folder's
-files. A folder whose record is damaged is replaced like any other, but it is kept under another name.
+Only files and folders of replicax are replaced or deleted. A folder is recognized by its record: a JSON file that lists
+the folder's files. A folder with a damaged record is replaced like any other, but stays under another name.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from replicax._base.errors import InvalidArgumentError
 
 try:
     import fcntl
-except ImportError:  # Windows: nothing tells whether a process still works, and what killed ones leave stays
+except ImportError:  # Windows: nothing tells whether a process still works, so that leftovers stay
     fcntl = None  # type: ignore[assignment]
 
 AnyPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
-_STAGING = ".replicax-unfinished-"  # what the names of staging folders begin with
-_TARGET = "target"  # the locked file in a staging folder, which has the name of what is replaced
+_STAGING = ".replicax-unfinished-"  # the beginning of a staging folder's name
+_TARGET = "target"  # the locked file in a staging folder, with the name of the target
 _LOCK = ".replicax-lock"  # the file that is locked in place of a folder that cannot be
 _NEW, _OLD, _DELETED = "new", "old", "deleted"
 _AT_WORKING_FOLDER, _EXCHANGE = -100, 2  # of renameat2
@@ -46,7 +46,7 @@ _OF_THE_SYSTEM = (".DS_Store", ".nfs")  # files that macOS and NFS put into any 
 
 
 class Artifact(NamedTuple):
-    """What is replaced as a whole: a folder with a record of this name, or a single file, which has none."""
+    """A kind of folder with a record of this name, or a kind of single file without one, replaced as a whole."""
 
     noun: str
     record: str | None = None
@@ -56,7 +56,7 @@ class Artifact(NamedTuple):
 
 
 def write_record(path: str, content: dict[str, Any]) -> None:
-    """Writes JSON with a checksum of itself. A process that is killed leaves the whole record or none."""
+    """Write JSON with a checksum of itself. A process that is killed leaves the whole record or none."""
     unfinished = f"{path}.unfinished"
     with open(unfinished, "w", encoding="utf-8") as file:
         json.dump({"content": content, "digest": _digest(content)}, file, indent=1)
@@ -64,7 +64,7 @@ def write_record(path: str, content: dict[str, Any]) -> None:
 
 
 def read_record(path: str) -> dict[str, Any]:
-    """Returns what `write_record` wrote.
+    """Return the content of a record that `write_record` wrote.
 
     Raises:
         OSError: it cannot be read.
@@ -82,11 +82,11 @@ def _digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-# --- what may be replaced --------------------------------------------------------------------------------------------
+# --- content that may be replaced ------------------------------------------------------------------------------------
 
 
 def path_text(path: AnyPath, noun: str) -> str:
-    """Returns a path of a user, text or bytes, as text that can be the name of a file.
+    """Return a path of a user, text or bytes, as text that can be the name of a file.
 
     Raises:
         InvalidArgumentError: it is empty, or has characters that no file's name has.
@@ -104,34 +104,35 @@ def path_text(path: AnyPath, noun: str) -> str:
 
 
 def _target(path: AnyPath, item: Artifact) -> str:
-    """Returns the absolute path to write at, if nothing that belongs to the user is replaced by that.
+    """Return the absolute path to write at, unless that would replace files of the user.
 
-    A link to a folder stands for the folder; a link to a file is replaced itself.
+    For a link to a folder, it is the path of the folder; a link to a file is replaced itself.
     """
-    given = path_text(path, item.noun)
+    text = path_text(path, item.noun)
     if item.record is None:
-        if os.path.isdir(given):
-            raise IsADirectoryError(f"{given} is a folder. Give the name of a file.")
-        return os.path.abspath(given)
-    target, here = os.path.realpath(given), os.path.realpath(os.getcwd())
+        if os.path.isdir(text):
+            raise IsADirectoryError(f"{text} is a folder. Give the name of a file.")
+        return os.path.abspath(text)
+    target, here = os.path.realpath(text), os.path.realpath(os.getcwd())
     if os.path.commonpath([target, here]) == target:
-        which = "is the working folder" if target == here else "has the working folder in it"
+        problem = "is the working folder" if target == here else "has the working folder in it"
         raise InvalidArgumentError(
-            f"{given!r} {which}, which a {item.noun} would replace. Give the path of a new folder, such as 'run/model'."
+            f"{text!r} {problem}, which a {item.noun} would replace. Give the path of a new folder, such as "
+            "'run/model'."
         )
     if os.path.ismount(target):
         raise InvalidArgumentError(
-            f"{given!r} is a mount point, which no {item.noun} can replace. Give the path of a new folder in it."
+            f"{text!r} is a mount point, which no {item.noun} can replace. Give the path of a new folder in it."
         )
     if os.path.isdir(target):
         _refuse_other_folders(target, item)
     elif os.path.lexists(target):
-        raise FileExistsError(f"A {item.noun} is a folder, and {given} is a file. Remove it or choose another path.")
+        raise FileExistsError(f"A {item.noun} is a folder, and {text} is a file. Remove it or choose another path.")
     return target
 
 
 def _refuse_other_folders(folder: str, item: Artifact) -> None:
-    """Raises FileExistsError for a folder that is not empty and not of this kind, or has files of the user in it."""
+    """Raise FileExistsError for a folder that is not empty and not of this kind, or has files of the user in it."""
     assert item.record is not None
     try:
         names = os.listdir(folder)
@@ -142,14 +143,14 @@ def _refuse_other_folders(folder: str, item: Artifact) -> None:
             f"{folder} is there and is no {item.noun}: it is left as it is. Choose another path, such as one in that "
             "folder."
         )
-    if others := _unlisted(folder, item.record):
+    if user_files := _find_unlisted_files(folder, item.record):
         raise FileExistsError(
-            f"{folder} is a {item.noun} in which there are files that do not belong to it, such as {others[0]}: it is "
-            "left as it is. Choose another path, or move those files elsewhere."
+            f"{folder} is a {item.noun} in which there are files that do not belong to it, such as {user_files[0]}: "
+            "it is left as it is. Choose another path, or move those files elsewhere."
         )
 
 
-def _unlisted(folder: str, record: str) -> list[str]:
+def _find_unlisted_files(folder: str, record: str) -> list[str]:
     """Return the files in a folder that its record does not list; none where the record is damaged.
 
     If another thread or process replaces the folder meanwhile, its record and its files are read again.
@@ -164,11 +165,12 @@ def _unlisted(folder: str, record: str) -> list[str]:
 
 
 def _is_of_the_system(path: str) -> bool:
+    """Return whether a path has the name of a file that an operating system puts into any folder."""
     return os.path.basename(path).startswith(_OF_THE_SYSTEM)
 
 
 def _files_listed(folder: str, record: str) -> list[str] | None:
-    """Returns the files that a folder's record lists; None where the record is damaged or is another program's."""
+    """Return the files that a folder's record lists; None where the record is damaged or is another program's."""
     try:
         return list(read_record(os.path.join(folder, record))["files"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -176,7 +178,7 @@ def _files_listed(folder: str, record: str) -> list[str] | None:
 
 
 def _is_damaged(folder: str, record: str) -> bool:
-    """Returns whether a folder has a record that does not tell which of its files may be deleted."""
+    """Return whether a folder has a record that does not tell which of its files may be deleted."""
     return os.path.lexists(os.path.join(folder, record)) and _files_listed(folder, record) is None
 
 
@@ -185,7 +187,7 @@ def _is_damaged(folder: str, record: str) -> bool:
 
 @contextlib.contextmanager
 def _staging(target: str, item: Artifact) -> Iterator[str]:
-    """Yields a new, locked staging folder beside `target`, which is removed at the end with all that is in it."""
+    """Yield a new, locked staging folder beside `target`, and remove it at the end with its content."""
     staging, lock = _new_staging(target, item)
     try:
         try:
@@ -220,7 +222,7 @@ def _new_staging(target: str, item: Artifact) -> tuple[str, int]:
 
 
 def _lock(file: int) -> None:
-    """Locks an open file for this process; OSError where another one has it, or there are no locks."""
+    """Lock an open file for this process; OSError where another one has it, or there are no locks."""
     if fcntl is None:
         raise OSError(errno.ENOTSUP, "there are no locks")
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -233,7 +235,7 @@ def _stagings(folder: str) -> list[str]:
 
 
 def _purpose(staging: str) -> tuple[str | None, str | None]:
-    """Returns the path that a staging folder is for, if it names one, and the name of a folder's record."""
+    """Return the path that a staging folder is for, if it names one, and the name of a folder's record."""
     try:
         with open(os.path.join(staging, _TARGET), "rb") as file:
             name, _, record = os.fsdecode(file.read()).partition("\0")
@@ -244,7 +246,7 @@ def _purpose(staging: str) -> tuple[str | None, str | None]:
 
 
 def _finish(staging: str, target: str | None, record: str | None) -> None:
-    """Puts a folder in place that was caught between two renames, and removes the staging folder.
+    """Put a folder in place that was caught between two renames, and remove the staging folder.
 
     A folder with a damaged record is kept beside the target, with a warning.
     """
@@ -252,29 +254,29 @@ def _finish(staging: str, target: str | None, record: str | None) -> None:
     if target is not None and os.path.isdir(old) and not os.path.lexists(target):
         os.rename(new if os.path.isdir(new) else old, target)
         _flush(os.path.dirname(target))
-    kept = None
-    with contextlib.suppress(OSError):  # what cannot be removed is for the next one
+    damaged_copy = None
+    with contextlib.suppress(OSError):  # the next process tries again to remove the rest
         for name in os.listdir(staging):
             path = os.path.join(staging, name)
             if target is not None and record is not None and _is_damaged(path, record):
                 os.rename(path, aside := f"{target}.damaged-{uuid.uuid4().hex[:8]}")
-                kept = aside
+                damaged_copy = aside
             elif name != _TARGET:
                 shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
         os.remove(os.path.join(staging, _TARGET))  # last, since only a folder that has it is known as ours
         os.rmdir(staging)
-    if kept is not None:
+    if damaged_copy is not None:
         warnings.warn(
-            f"The file {record} in {target} was damaged, so that what belonged to it cannot be told. The folder that "
-            f"was replaced is kept as {kept}; delete it if you do not need it.",
+            f"The file {record} in {target} was damaged, so that it does not tell your files from those of replicax. "
+            f"The replaced folder is kept as {damaged_copy}; delete it if you do not need it.",
             stacklevel=2,
         )
 
 
 def clean_up(folder: str) -> None:
-    """Finishes what killed processes have begun in a folder: replaces what they were replacing, deletes the rest.
+    """Finish the replacements that killed processes began in a folder, and delete their other leftovers.
 
-    What living processes are at is left alone, and so are leftovers where the file system has no locks.
+    Staging folders of living processes stay, and so do all of them where the file system has no locks.
     """
     for staging in _stagings(folder):
         with contextlib.suppress(OSError):
@@ -299,10 +301,10 @@ def _take_over(staging: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: AnyPath, item: Artifact, first: bool = False) -> Iterator[str]:
-    """Yields a path for the block to make a new file or folder at, which then takes the place of `path`.
+    """Yield a path for the block to make a new file or folder at, which then takes the place of `path`.
 
-    If the block raises, or the process ends, what was at `path` is there still. Folders above a folder are made.
-    With `first`, a folder of this kind that has come there before the block ends stays, and what the block made goes.
+    If the block raises, or the process ends, the old content stays at `path`. Folders above a folder are made. With
+    `first`, a folder of this kind that another process puts there before the block ends stays, and the block's goes.
 
     Raises:
         InvalidArgumentError: the path is empty, or is the working folder or one above it.
@@ -315,7 +317,7 @@ def replacing(path: AnyPath, item: Artifact, first: bool = False) -> Iterator[st
     clean_up(parent)
     with _staging(target, item) as staging:
         yield os.path.join(staging, _NEW)
-        _target(target, item)  # which may have become something else since
+        _target(target, item)  # again, since the target may have changed meanwhile
         if not (first and item.record is not None and os.path.isfile(os.path.join(target, item.record))):
             _put(staging, target)
 
@@ -339,8 +341,8 @@ def _put(staging: str, target: str) -> None:
 
 
 def _swap(new: str, target: str, old: str) -> None:
-    """Puts a folder in the place of another one, which is then at `new` or `old`."""
-    if _exchanged(new, target):
+    """Put a folder in the place of another one, which is then at `new` or `old`."""
+    if _try_exchange(new, target):
         return
     os.rename(target, old)
     try:
@@ -350,15 +352,15 @@ def _swap(new: str, target: str, old: str) -> None:
         raise
 
 
-def _exchanged(one: str, other: str) -> bool:
-    """Returns whether two folders were exchanged, which not every system and file system can do."""
+def _try_exchange(first: str, second: str) -> bool:
+    """Exchange two folders and return True; return False where the system or the file system cannot do that."""
     return _renameat2 is not None and not _renameat2(
-        _AT_WORKING_FOLDER, os.fsencode(one), _AT_WORKING_FOLDER, os.fsencode(other), _EXCHANGE
+        _AT_WORKING_FOLDER, os.fsencode(first), _AT_WORKING_FOLDER, os.fsencode(second), _EXCHANGE
     )
 
 
 def _flush(path: str) -> None:
-    """Waits until a file or folder is on the disk, as it is now."""
+    """Wait until the present content of a file or folder is on the disk."""
     if os.name != "posix":  # Windows flushes no folders
         return
     file = os.open(path, os.O_RDONLY)
@@ -373,7 +375,7 @@ def _flush(path: str) -> None:
 
 @contextlib.contextmanager
 def changing(folder: str) -> Iterator[None]:
-    """Has other processes wait that change a file of this folder too, where the file system has locks."""
+    """Make other processes wait that change a file of this folder too, where the file system has locks."""
     with contextlib.ExitStack() as stack:
 
         def lock(path: str, flags: int) -> None:
@@ -386,14 +388,14 @@ def changing(folder: str) -> Iterator[None]:
             try:
                 lock(folder, os.O_RDONLY)
             except OSError as error:
-                if error.errno == errno.EBADF:  # NFS locks only what is open for writing, which no folder is
+                if error.errno == errno.EBADF:  # NFS locks only files that are open for writing
                     with contextlib.suppress(OSError):
                         lock(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT)
         yield
 
 
 def make_folders(folder: str) -> None:
-    """Makes a folder and those above it, as far as they are missing, and flushes them to the disk."""
+    """Make a folder and the missing folders above it, and flush them to the disk."""
     if not os.path.isdir(folder):
         make_folders(os.path.dirname(os.path.abspath(folder)))
         os.makedirs(folder, exist_ok=True)
@@ -401,7 +403,7 @@ def make_folders(folder: str) -> None:
 
 
 def existing(path: str) -> str:
-    """Returns where the content of `path` lies: there, or, if a process was killed while it put it in place, aside."""
+    """Return the path of the content of `path`: aside if a process was killed while it put the content in place."""
     if not os.path.lexists(path):
         target = os.path.realpath(path)
         for staging in _stagings(os.path.dirname(target)):
@@ -412,16 +414,15 @@ def existing(path: str) -> str:
 
 
 def between_renames(folder: str) -> list[str]:
-    """Returns the paths in a folder that `existing` finds aside."""
+    """Return the paths in a folder that `existing` finds aside."""
     targets = [_purpose(staging)[0] for staging in _stagings(folder)]
     return [target for target in targets if target is not None and existing(target) != target]
 
 
 def remove(path: str, item: Artifact) -> None:
-    """Deletes a folder of this kind, of which nothing is left under its name at once. Does nothing if there is none.
+    """Delete a folder of this kind. Its name is free at once. Do nothing if the path has no folder of this kind.
 
-    A folder with files of the user in it, or with a damaged record, is kept, with a warning; anything else is left
-    alone.
+    A folder with files of the user in it, or with a damaged record, is kept, with a warning.
     """
     assert item.record is not None
     if os.path.islink(path) or not os.path.isfile(os.path.join(path, item.record)):

@@ -1,8 +1,8 @@
 """Checkpoints on disk: folders that Orbax writes.
 
-To what Orbax writes a record is added: the objects that the arrays belong to, and a checksum of each file, so that a
-damaged checkpoint is known. It is put in place as a whole (see `atomic_files`), so that a path has a whole checkpoint
-or none.
+Beside Orbax's files there is a record: the objects that the arrays belong to, and a checksum of each file, which shows
+whether a checkpoint is damaged. The folder is put in place as a whole (see `atomic_files`), so that a path has a whole
+checkpoint or none.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Children(TypedDict):
 
 
 class NodeRecord(_Children, total=False):
-    """A node of the object graph as it is stored: the numbers of its children, and the key of its array."""
+    """A stored node of the object graph: the numbers of its children, and the key of its array."""
 
     key: str
 
@@ -83,11 +83,11 @@ class Saved(NamedTuple):
     nodes: list[NodeRecord]
     arrays: dict[str, np.ndarray]
     token: str  # names the call that wrote it, on this worker
-    save: str  # the same of all workers, whose copies have equal content
+    save: str  # equal on all workers, since their copies have equal content
 
 
 def orbax_checkpointer() -> tuple[Any, ocp.Checkpointer]:
-    """Returns Orbax's module of arguments, and a checkpointer that waits for no other process of the job."""
+    """Return Orbax's module of arguments, and a checkpointer that waits for no other process of the job."""
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:
@@ -139,13 +139,13 @@ def _replace_signaling_client() -> None:
     def choose_client() -> Any:
         return local_client if _is_detached.get() else get_client()
 
-    if hasattr(get_client, "cache_clear"):  # which Orbax calls
+    if hasattr(get_client, "cache_clear"):  # Orbax calls it
         choose_client.cache_clear = get_client.cache_clear  # type: ignore[attr-defined]
     signaling_client.get_signaling_client = choose_client
 
 
 def _array_writer(ocp: Any) -> Any:
-    """Returns a handler that writes NumPy arrays in any process; Orbax's own writes them in process 0 alone."""
+    """Return a handler that writes NumPy arrays in any process; Orbax's own writes them in process 0 alone."""
     import tensorstore
 
     class ArrayWriter(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]  # Orbax may be missing
@@ -187,9 +187,9 @@ def stage(path: str, saved: Saved, listed: bool = False) -> Iterator[None]:
         if stored:
             folder, name = os.path.split(new)
             quiet = without_logs("absl", "Skipping merge of OCDBT checkpoints")
-            with _tensorstore_path(folder) as known, quiet, progress("writing arrays"), _detach_from_job():
+            with _tensorstore_path(folder) as parent, quiet, progress("writing arrays"), _detach_from_job():
                 try:
-                    checkpointer.save(os.path.join(known, name), args.PyTreeSave(stored))
+                    checkpointer.save(os.path.join(parent, name), args.PyTreeSave(stored))
                 except (ValueError, RuntimeError) as error:  # as tensorstore says that the disk is full
                     raise OSError(errno.EIO, str(error)) from error
         os.makedirs(new, exist_ok=True)
@@ -207,21 +207,21 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # it is full, or f
 
 
 @contextlib.contextmanager
-def errors_of_disks(what: str) -> Iterator[None]:
-    """Raises CheckpointError, which names the path, in place of errors of disks."""
+def errors_of_disks(target: str) -> Iterator[None]:
+    """Raise CheckpointError, which names the target by its kind and path, in place of errors of disks."""
     try:
         yield
     except OSError as error:
         if error.errno not in _DISK:
             raise
         raise CheckpointError(
-            f"The {what} could not be written, and what was there is as before: {error.strerror}"
+            f"The {target} could not be written, and what was there is as before: {error.strerror}"
         ) from error
 
 
 @contextlib.contextmanager
 def _tensorstore_path(folder: str) -> Iterator[str]:
-    """Yields a path by which tensorstore can open a folder: a symbolic link where it refuses the folder's own."""
+    """Yield a path of a folder that tensorstore can open: a symbolic link where it refuses the folder's own."""
     if "\\" not in folder and all(not "\ud800" <= character <= "\udfff" for character in folder):
         yield folder
         return
@@ -232,15 +232,15 @@ def _tensorstore_path(folder: str) -> Iterator[str]:
 
 
 def checksums(folder: str) -> dict[str, int]:
-    """Returns the checksum of each file in a folder but the record, by its relative path.
+    """Return the checksum of each file in a folder but the record, by its relative path.
 
     OCDBT checks its index alone: without these, a flipped bit in an array's data is read as another value.
     """
     paths = [os.path.join(inner, name) for inner, _, names in os.walk(folder) for name in names]
-    found = {os.path.relpath(path, folder): path for path in paths}
-    found.pop(RECORD, None)
-    with progress("computing checksums", total=sum(map(os.path.getsize, found.values())), unit="bytes") as bar:
-        return {where: _checksum(path, bar) for where, path in found.items()}
+    files = {os.path.relpath(path, folder): path for path in paths}
+    files.pop(RECORD, None)
+    with progress("computing checksums", total=sum(map(os.path.getsize, files.values())), unit="bytes") as bar:
+        return {name: _checksum(path, bar) for name, path in files.items()}
 
 
 def _checksum(path: str, bar: progress) -> int:
@@ -253,9 +253,9 @@ def _checksum(path: str, bar: progress) -> int:
 
 
 def _of_one_checkpoint(path: str, look: Callable[[str], _T]) -> _T:
-    """Calls `look` with the folder of a checkpoint, again if another process has replaced the checkpoint meanwhile.
+    """Call `look` with the folder of a checkpoint, again if another process has replaced the checkpoint meanwhile.
 
-    Such a call may have seen parts of the old checkpoint and of the new one.
+    The first call may have seen parts of the old checkpoint and of the new one.
     """
     while True:
         before = place, _ = _identity(path)
@@ -274,7 +274,7 @@ def _identity(path: str) -> tuple[str, str | None]:
 
 
 def check(path: str) -> None:
-    """Compares the checksums of a checkpoint's files.
+    """Compare the checksums of a checkpoint's files.
 
     Raises:
         FileNotFoundError: nothing is there.
@@ -299,21 +299,21 @@ def _check(path: str, place: str) -> Record:
             f"{path} was not written by replicax: it has no {RECORD}. Orbax may be able to read it."
         ) from error
     except UNREADABLE as error:
-        raise _damaged(path, f"{RECORD} cannot be read ({error})") from error
+        raise _damage_error(path, f"{RECORD} cannot be read ({error})") from error
     if content["format"] != _FORMAT:
         raise CheckpointError(f"{path} has format {content['format']}, which a newer replicax writes and reads.")
     with progress("checking files", total=_size(place, content["files"]), unit="bytes") as bar:
         for name, checksum in content["files"].items():
             try:
                 if _checksum(os.path.join(place, name), bar) != checksum:
-                    raise _damaged(path, f"the checksum of {name} does not fit")
+                    raise _damage_error(path, f"the checksum of {name} does not fit")
             except OSError as error:
-                raise _damaged(path, f"{name} cannot be read ({error})") from error
+                raise _damage_error(path, f"{name} cannot be read ({error})") from error
     return content
 
 
 def _size(folder: str, names: Iterable[str]) -> int:
-    """Returns the bytes of these files, for a display; files that cannot be read count nothing."""
+    """Return the bytes of these files, for a display; files that cannot be read count nothing."""
     size = 0
     for name in names:
         with contextlib.suppress(OSError):
@@ -321,21 +321,21 @@ def _size(folder: str, names: Iterable[str]) -> int:
     return size
 
 
-def _damaged(path: str, what: str) -> CheckpointError:
+def _damage_error(path: str, problem: str) -> CheckpointError:
     return CheckpointError(
-        f"The checkpoint {path} is damaged: {what}. Restore an older one. "
+        f"The checkpoint {path} is damaged: {problem}. Restore an older one. "
         f"See {doc_pages.page('how-to/checkpoints#guarantees')}."
     )
 
 
 def token_at(path: str) -> str | None:
-    """Returns the token of the call that wrote the checkpoint at `path`; None where there is no record."""
+    """Return the token of the call that wrote the checkpoint at `path`; None where there is no record."""
     token: str | None = record_at(existing(path)).get("token")
     return token
 
 
 def record_at(place: str) -> dict[str, Any]:
-    """Returns the record of a checkpoint's folder, of any format; without entries where it is lost or damaged."""
+    """Return the record of a checkpoint's folder, of any format; without entries where it is lost or damaged."""
     try:
         return read_record(os.path.join(place, RECORD))
     except UNREADABLE:
@@ -343,7 +343,7 @@ def record_at(place: str) -> dict[str, Any]:
 
 
 def read(path: str) -> Saved:
-    """Returns a checkpoint's content; raises the errors of `check`."""
+    """Return a checkpoint's content; raises the errors of `check`."""
     return _of_one_checkpoint(path, functools.partial(_read, path))
 
 
@@ -354,8 +354,8 @@ def _read(path: str, place: str) -> Saved:
         args, checkpointer = orbax_checkpointer()
         at = os.path.abspath(place)
         reading = progress("reading arrays")
-        with contextlib.closing(checkpointer), _tensorstore_path(at) as known, reading, _detach_from_job():
-            stored = checkpointer.restore(known, args.PyTreeRestore())
+        with contextlib.closing(checkpointer), _tensorstore_path(at) as folder, reading, _detach_from_job():
+            stored = checkpointer.restore(folder, args.PyTreeRestore())
     arrays = {}
     for key, kind in content["arrays"].items():
         array = np.asarray(np.zeros(kind["shape"]) if 0 in kind["shape"] else stored[key], jnp.dtype(kind["dtype"]))
@@ -364,10 +364,10 @@ def _read(path: str, place: str) -> Saved:
 
 
 def is_there(path: str) -> bool:
-    """Returns True if there is a folder at `path`, or the content of one that is being replaced, or TensorFlow's."""
+    """Return True if there is a folder at `path`, or the content of one that is being replaced, or TensorFlow's."""
     return os.path.isdir(existing(path)) or tensor_bundle.prefix_at(path) is not None
 
 
 def tensorflow_prefix(path: str) -> str | None:
-    """Returns the prefix of TensorFlow's checkpoint at `path`; None where there is none, or one of replicax."""
+    """Return the prefix of TensorFlow's checkpoint at `path`; None for a checkpoint of replicax, or without any."""
     return None if os.path.isfile(os.path.join(existing(path), RECORD)) else tensor_bundle.prefix_at(path)
