@@ -31,6 +31,7 @@ TEST := .venv-test
 NEWEST := .venv-newest
 TENSORFLOW := .venv-tensorflow
 PLAN := .venv-plan
+PLAN_GPU := .venv-plan-gpu
 DOCS := .venv-docs
 BUILD := .venv-dist
 
@@ -51,9 +52,10 @@ QUICK_COMPILING = JAX_DISABLE_MOST_OPTIMIZATIONS=1 \
 QUICK := $(patsubst %,tests/%.py,test_layers engine/test_run engine/test_function values/test_per_replica_values \
     tracing/test_contexts variables/test_mirrored_variables collectives/test_collectives input/test_input_rules) \
     src/replicax/_strategies/strategy.py
-# XLA's compiler for TPUs, in an environment of its own: libtpu changes how JAX starts.
-WITH_PLAN = if [ -e $(PLAN)/.installed ]; then \
-    export REPLICAX_PLAN_PYTHON="$${REPLICAX_PLAN_PYTHON:-$(CURDIR)/$(PLAN)/bin/python}"; fi;
+# XLA's compilers for TPUs and GPUs, each in an environment of its own: libtpu and the plugin for GPUs change how JAX starts.
+WITH_PLAN = pythons=; for one in $(PLAN) $(PLAN_GPU); do \
+    if [ -e $$one/.installed ]; then pythons="$${pythons:+$$pythons:}$(CURDIR)/$$one/bin/python"; fi; done; \
+    if [ -n "$$pythons" ]; then export REPLICAX_PLAN_PYTHON="$${REPLICAX_PLAN_PYTHON:-$$pythons}"; fi;
 WITH_TENSORFLOW = if [ -e $(TENSORFLOW)/.installed ]; then \
     export REPLICAX_TENSORFLOW_PYTHON="$${REPLICAX_TENSORFLOW_PYTHON:-$(CURDIR)/$(TENSORFLOW)/bin/python}"; fi;
 SAY_VERSIONS = -c 'import jax, sys; print("Testing on Python", sys.version.split()[0], "with JAX", jax.__version__)'
@@ -64,7 +66,7 @@ version_of = $(if $(1),$(shell $(1) -c 'import sys; print("%d.%d" % sys.version_
 VERSION := $(call version_of,$(PYTHON))
 VERSION_NEWEST := $(call version_of,$(PYTHON_NEWEST))
 
-.PHONY: help demo demo-workers test check check-rest environments test-quick test-python test-thorough test-tpu-compiler test-newest injections record tensorflow plan interpreters lint format docs docs-browser docs-links bench dist faults clean
+.PHONY: help demo demo-workers test check check-rest environments test-quick test-python test-thorough test-compilers test-newest injections record tensorflow plan interpreters lint format docs docs-browser docs-links bench dist faults clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -128,7 +130,7 @@ test-python: $(TEST)/.installed  ## run the tests on python3 (JAX 0.10.2 where t
 	@$(call SAY_EXPECTED,14)
 	$(QUICK_COMPILING) $(TEST)/bin/python $(PYTEST) $(PYTEST_ARGS)
 
-test-thorough: $(TEST)/.installed tensorflow plan  ## run the cases that make test leaves out, with TensorFlow and XLA's compiler for TPUs
+test-thorough: $(TEST)/.installed tensorflow plan  ## run the cases that make test leaves out, with TensorFlow and XLA's compilers for TPUs and GPUs
 	@$(call SAY_EXPECTED,13)
 	$(WITH_TENSORFLOW) $(WITH_PLAN) $(QUICK_COMPILING) $(TEST)/bin/python $(PYTEST) \
 	    --thorough -m "thorough or tensorflow" $(PYTEST_ARGS)
@@ -146,8 +148,8 @@ injections: $(TEST)/.installed  ## preempt a job at random moments, and kill and
 	$(TEST)/bin/python scripts/preemption.py $$((5 * $(TIMES)))
 	$(TEST)/bin/python scripts/parameter_servers.py $(TIMES) --closures $$((1000 * $(TIMES))) --slack 10
 
-test-tpu-compiler: $(TEST)/.installed plan  ## run the tests that compile for TPUs
-	$(WITH_PLAN) $(TEST)/bin/python $(PYTEST) --thorough tests/plan/test_tpu_compiler.py $(PYTEST_ARGS)
+test-compilers: $(TEST)/.installed plan  ## run the tests that compile for TPUs and GPUs
+	$(WITH_PLAN) $(TEST)/bin/python $(PYTEST) --thorough tests/plan/test_tpu_compiler.py tests/plan/test_gpu_compiler.py $(PYTEST_ARGS)
 
 # The tests that depend on JAX, over one strategy, and the cases that are marked `numbers`, so that numbers are also
 # compared with all optimizations. The files below run with the oldest JAX alone: they test logical devices, start many
@@ -162,7 +164,7 @@ OF_THE_OLDEST := job cluster commands launch transport rpc benchmark test_layers
     $(patsubst %,parameter_server/test_%.py,faults bytes coordinator several_servers evaluators_and_checkpoints) \
     $(patsubst %,checkpoint/test_%.py,checkpoint_workers crash_points preemption_workers damage report) \
     $(patsubst %,conformance/test_%.py,multi_worker_suite examples exact_resume) \
-    $(patsubst %,plan/test_%.py,abstract_variables tpu_compiler)
+    $(patsubst %,plan/test_%.py,abstract_variables tpu_compiler gpu_compiler)
 WITH_THE_NEWEST := $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(NEWEST),$(TEST))
 test-newest: $(WITH_THE_NEWEST)/.installed  ## run the tests with the newest JAX, if there is Python 3.13, and all optimizations
 	@$(WITH_THE_NEWEST)/bin/python $(SAY_VERSIONS)
@@ -175,10 +177,12 @@ tensorflow:
 	@$(MAKE) --no-print-directory $(TENSORFLOW)/.installed \
 	    || echo "$(TENSORFLOW_VERSION) does not install on '$(PYTHON_TENSORFLOW)': the comparison with it is skipped."
 
-# The tests that compile for TPUs run where the compiler can be installed (on Linux), and are skipped elsewhere.
+# The tests that compile for TPUs and GPUs run where the compiler can be installed (on Linux), and are skipped elsewhere.
 plan:
 	@$(MAKE) --no-print-directory $(PLAN)/.installed \
 	    || echo "jax[tpu] does not install on '$(PYTHON)': nothing is compiled for TPUs."
+	@$(MAKE) --no-print-directory $(PLAN_GPU)/.installed \
+	    || echo "The compiler for GPUs does not install on '$(PYTHON)': nothing is compiled for them."
 
 lint: $(TEST)/.installed  ## check style, format and types; list what is over the budget of lines
 	$(TEST)/bin/ruff check .
@@ -207,7 +211,7 @@ dist: interpreters $(BUILD)/.installed  ## build the sdist and the wheel, and ch
 	    $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(PYTHON_NEWEST))
 
 clean:  ## remove environments and what tools leave behind
-	rm -rf $(DEMO) $(TEST) $(NEWEST) $(TENSORFLOW) $(PLAN) $(DOCS) $(BUILD) $(BUILD)-* build dist .hypothesis .jax_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(DEMO) $(TEST) $(NEWEST) $(TENSORFLOW) $(PLAN) $(PLAN_GPU) $(DOCS) $(BUILD) $(BUILD)-* build dist .hypothesis .jax_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # All at once, since they wait for the index and the disk; whoever needs one makes it again where that failed.
@@ -249,4 +253,12 @@ $(TENSORFLOW)/.installed:
 $(PLAN)/.installed:
 	$(call new_environment,$(PYTHON),$(PLAN))
 	$(PLAN)/bin/python $(PIP) $(if $(filter 3.11,$(VERSION)),'$(subst jax==,jax[tpu]==,$(JAX_OLDEST))','jax[tpu]') flatbuffers
+	@touch $@
+
+# Without the 4 GB of CUDA's libraries, which only running programs need.
+$(PLAN_GPU)/.installed:
+	$(call new_environment,$(PYTHON),$(PLAN_GPU))
+	$(PLAN_GPU)/bin/python $(PIP) $(if $(filter 3.11,$(VERSION)),'$(JAX_OLDEST)',jax) flatbuffers
+	$(PLAN_GPU)/bin/python $(PIP) --no-deps nvidia-cuda-nvcc-cu12 $$($(PLAN_GPU)/bin/python -c \
+	    'import jax; print(*(f"jax-cuda12-{part}=={jax.__version__}" for part in ("plugin", "pjrt")))')
 	@touch $@

@@ -96,9 +96,9 @@ def by_hand(name: str, model: Any, topology: str) -> Any:
     def flat(*leaves: Any) -> list[Any]:
         return jax.tree.leaves(step(*jax.tree.unflatten(tree, leaves)))
 
-    exported = export.export(jax.jit(flat), platforms=["tpu"])(*leaves)
+    exported = export.export(jax.jit(flat), platforms=[where.compiler])(*leaves)
     specs = [list(leaf.sharding.spec) for leaf in leaves]
-    donated = len(jax.tree.leaves(state))
+    donated = list(range(len(jax.tree.leaves(state))))
     lowered = Lowered(bytes(exported.serialize()), {"replica": size}, specs, donated, size, Inputs())
     return report(where, size, Inputs(), apart.compiled(lowered, where))
 

@@ -189,7 +189,7 @@ PROVOKED = {
         path = rx.train.Checkpoint(v=rx.Variable(1)).save(folder + "/ckpt")
         rx.train.Checkpoint(w=rx.Variable(1)).restore(path).assert_consumed()
     """,
-    "A topology is a kind of TPU and the grid of its chips, ...": "rx.plan(lambda: 1, topology='x9:2')",
+    "A topology is a kind of GPU and their number, ...": "rx.plan(lambda: 1, topology='x9:2')",
     "Attempted boolean conversion of traced array with shape ...": "rx.function(lambda x: 1 if x else 2)(jnp.ones(()))",
     "The numpy.ndarray conversion method __array__() was called on traced array with shape ...": (
         "rx.function(np.asarray)(jnp.ones(2))"

@@ -161,7 +161,7 @@ def test_the_command_says_which_steps_there_are(command):
     done = command("--topology", "2", "--step", "nosuch")
     assert done.returncode == 1 and "--step NAME from: total, train_step." in done.stderr, done.stderr
     done = command("--topology", "v5e:2by4")
-    assert done.returncode == 2 and "such as 'v5e:2x4'" in done.stderr
+    assert done.returncode == 2 and "such as 'h100:8'" in done.stderr
     for name, reason in (
         ("nofolder/plan.png", "There is no folder nofolder"),
         ("plan.doc", "cannot have the ending '.doc'"),

@@ -1,10 +1,11 @@
-"""The environment of the compiler for TPUs, which `replicax plan --install` makes."""
+"""The environments of the compilers for GPUs and TPUs, which `replicax plan --install` makes."""
 
 import importlib.metadata
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,32 +39,63 @@ def commands(monkeypatch, tmp_path):
     return found
 
 
-def test_the_command_installs_the_compiler_where_plans_find_it(commands, tmp_path, monkeypatch, capsys):
-    with pytest.raises(PlanError, match="replicax plan --install"):
-        apart.python_for(parse("v5e:2x4"))
+@pytest.mark.parametrize(("kind", "topology"), [("gpu", "h100:8"), ("tpu", "v5e:2x4")])
+def test_the_command_installs_the_compiler_where_plans_find_it(commands, tmp_path, monkeypatch, capsys, kind, topology):
+    with pytest.raises(PlanError, match=f"replicax plan --install {kind}"):
+        apart.python_for(parse(topology))
     with pytest.raises(SystemExit) as ended:
-        command.main(["--install"], "replicax plan")
+        command.main(["--install", kind], "replicax plan")
     assert ended.value.code == 0
-    folder = tmp_path / "replicax" / "plan" / f"jax-{JAX}"
+    folder = tmp_path / "replicax" / "plan" / f"jax-{JAX}-{kind}"
     python = str(folder / "bin" / "python")
     assert commands[0] == [sys.executable, "-m", "venv", "--clear", str(folder)]
-    assert commands[1][0] == python and commands[1][-2:] == [f"jax[tpu]=={JAX}", "flatbuffers"]
-    assert f"jax[tpu]=={JAX}" in capsys.readouterr().out
-    assert apart.python_for(parse("v5e:2x4")) == python
+    assert all(each[0] == python for each in commands[1:])
+    if kind == "tpu":
+        assert [each[-2:] for each in commands[1:]] == [[f"jax[tpu]=={JAX}", "flatbuffers"]]
+    else:  # without CUDA's libraries
+        plugin = [f"jax-cuda12-plugin=={JAX}", f"jax-cuda12-pjrt=={JAX}", "nvidia-cuda-nvcc-cu12"]
+        assert commands[1][-2:] == [f"jax=={JAX}", "flatbuffers"]
+        assert commands[2][-4:] == ["--no-deps", *plugin] and len(commands) == 3
+    assert f"{kind.upper()}s are compiled there from now on" in capsys.readouterr().out
+    assert apart.python_for(parse(topology)) == python
     assert apart.python_for(parse(4)) == sys.executable
     monkeypatch.setenv("REPLICAX_PLAN_PYTHON", sys.executable)
-    assert apart.python_for(parse("v5e:2x4")) == sys.executable
+    assert apart.python_for(parse(topology)) == sys.executable
+
+
+def test_of_several_pythons_the_one_with_the_compiler_is_used(tmp_path, monkeypatch):
+    pythons = {}
+    for name in ("jax_cuda12_plugin", "libtpu"):
+        (tmp_path / name / f"{name}.py").parent.mkdir()
+        (tmp_path / name / f"{name}.py").touch()
+        pythons[name] = tmp_path / f"python-{name}"
+        pythons[name].write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / name} exec {sys.executable} "$@"\n')
+        pythons[name].chmod(0o755)
+    monkeypatch.setenv("REPLICAX_PLAN_PYTHON", f"{pythons['jax_cuda12_plugin']}:{pythons['libtpu']}")
+    assert apart.python_for(parse("v5e:2x4")) == str(pythons["libtpu"])
+    assert apart.python_for(parse("h100:8")) == str(pythons["jax_cuda12_plugin"])
+    monkeypatch.setenv("REPLICAX_PLAN_PYTHON", f"{pythons['libtpu']}:/nowhere/python")
+    with pytest.raises(PlanError, match="names '/nowhere/python', which is not an executable file"):
+        apart.python_for(parse("h100:8"))
+
+
+def test_a_full_disk_is_reported_before_anything_is_installed(commands, monkeypatch, capsys):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100 * 2**20))
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--install", "gpu"], "replicax plan")
+    assert ended.value.code == 1 and not commands
+    assert "takes 1.21 GiB, and the disk of" in (said := capsys.readouterr().err) and "has 100.00 MiB left" in said
 
 
 @pytest.mark.parametrize("failing", ["venv", "pip"])
 def test_what_is_not_installed_whole_is_not_used(commands, capsys, failing):
-    environment.install()
-    assert environment.installed() is not None
+    environment.install("gpu")
+    assert environment.installed("gpu") is not None and environment.installed("tpu") is None
     commands.failing = (failing,)
     with pytest.raises(SystemExit) as ended:
-        command.main(["--install"], "replicax plan")
+        command.main(["--install", "gpu"], "replicax plan")
     assert ended.value.code == 1 and "has not been installed" in capsys.readouterr().err
-    assert environment.installed() is None
+    assert environment.installed("gpu") is None
 
 
 def test_processes_that_install_at_once_take_turns(commands, monkeypatch):
@@ -75,15 +107,15 @@ def test_processes_that_install_at_once_take_turns(commands, monkeypatch):
         return run(command, **options)
 
     monkeypatch.setattr(subprocess, "run", slow)
-    first, second = (threading.Thread(target=environment.install) for _ in range(2))
+    first, second = (threading.Thread(target=environment.install, args=("tpu",)) for _ in range(2))
     first.start()
     assert entered.wait(60)
     second.start()
     second.join(0.2)
-    assert second.is_alive() and environment.installed() is None
+    assert second.is_alive() and environment.installed("tpu") is None
     go_on.set()
     for each in (first, second):
         each.join(60)
-    assert len(commands) == 2 and environment.installed() is not None  # the second one found it installed
-    environment.install()
+    assert len(commands) == 2 and environment.installed("tpu") is not None  # the second one found it installed
+    environment.install("tpu")
     assert len(commands) == 4  # which makes it anew

@@ -274,18 +274,18 @@ def test_without_a_compiler_for_tpus_it_says_where_to_get_one(monkeypatch, tmp_p
     monkeypatch.delenv("REPLICAX_PLAN_PYTHON", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name == "flatbuffers" else None)
-    with pytest.raises(PlanError, match="replicax plan --install.*REPLICAX_PLAN_PYTHON"):
+    with pytest.raises(PlanError, match="replicax plan --install tpu.*REPLICAX_PLAN_PYTHON"):
         rx.plan(lambda: None, topology="v5e:2x4")
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without installed libraries
     bare.chmod(0o755)
     monkeypatch.setenv("REPLICAX_PLAN_PYTHON", str(bare))
-    with pytest.raises(PlanError, match="it lacks jax, flatbuffers, libtpu. `replicax plan --install`"):
+    with pytest.raises(PlanError, match="it lacks jax, flatbuffers, libtpu. `replicax plan --install tpu`"):
         rx.plan(lambda: None, topology="v5e:2x4")
     monkeypatch.setenv("REPLICAX_PLAN_PYTHON", "/nowhere/python")
     with pytest.raises(PlanError, match="/nowhere/python"):
         rx.plan(lambda: None, topology="v5e:2x4")
-    with pytest.raises(ValueError, match="such as 'v5e:2x4'"):
+    with pytest.raises(ValueError, match="such as 'h100:8'"):
         rx.plan(lambda: None, topology="v5e")
 
 

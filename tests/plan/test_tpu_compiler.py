@@ -4,7 +4,6 @@ They need `REPLICAX_PLAN_PYTHON` (see docs/how-to/planning.md); `make check` has
 """
 
 import importlib.util
-import os
 import re
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compilers import needs_compiler
 from jax import export
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -26,7 +26,7 @@ from replicax._plan.report import Inputs, report
 
 pytestmark = [
     pytest.mark.thorough,
-    pytest.mark.skipif("REPLICAX_PLAN_PYTHON" not in os.environ, reason="needs an environment with jax[tpu]"),
+    needs_compiler("tpu"),
 ]
 
 
@@ -111,7 +111,7 @@ def by_hand(name, topology, sharded=False):
     exported = export.export(jax.jit(step, donate_argnums=0), platforms=["tpu"])(leaves, *batch)
     specs = [list(leaf.sharding.spec) for leaf in leaves] + [["replica"] for _ in batch]
     lowered = Lowered(
-        bytes(exported.serialize()), {"replica": devices.size}, specs, len(leaves), devices.size, Inputs()
+        bytes(exported.serialize()), {"replica": devices.size}, specs, list(range(len(leaves))), devices.size, Inputs()
     )
     return report(devices, devices.size, Inputs(), apart.compiled(lowered, devices))
 

@@ -113,8 +113,8 @@ VARIABLES = (
         "how many processes call the Python functions of datasets; 0 for none", r"\d+",
     ),
     Variable(
-        "REPLICAX_PLAN_PYTHON", _OTHERS, "the path of a Python", "that of replicax plan --install",
-        "the Python, with jax[tpu] and flatbuffers, that compiles plans for TPUs",
+        "REPLICAX_PLAN_PYTHON", _OTHERS, "the path of a Python, or several joined by colons",
+        "those of replicax plan --install", "the Python that has XLA's compiler for GPUs or TPUs, for plans",
     ),
     Variable(
         "REPLICAX_REPORT_DIR", _INTERNAL, "a folder", "none",

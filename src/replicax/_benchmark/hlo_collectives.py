@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,52 +55,76 @@ def collectives(text: str, devices: int) -> list[Collective]:
         devices: how many devices it runs on.
     """
     module = Module(text)
-    return list(_of_computation(module, module.entry, devices, 1))
+    return list(_with_called(module, module.entry, devices, 1))
 
 
-def _of_computation(module: Module, name: str, devices: int, times: int) -> Iterator[Collective]:
-    instructions = module.computations.get(name, [])
+@dataclass(frozen=True)
+class Scheduled:
+    """A collective at its place in a computation.
+
+    Attributes:
+        start: the place of the instruction that starts it.
+        end: the place of the instruction that waits for its end.
+        collective: as often as it runs in one round of the computation.
+    """
+
+    start: int
+    end: int
+    collective: Collective
+
+
+def scheduled(module: Module, computation: str, devices: int) -> list[Scheduled]:
+    """Return the collectives of a computation itself, without those of loops and calls in it."""
+    instructions, found = module.computations.get(computation, []), list[Scheduled]()
     for place, one in enumerate(instructions):
         kind = one.opcode.removesuffix("-start")
         if kind in KINDS:
             end = place if kind == one.opcode else _place_of_done(instructions, place)
             overlaps = _computes(instructions[place + 1 : end])
-            yield _collective(one, kind, instructions[end].shape, devices, overlaps, times)
+            found.append(Scheduled(place, end, _collective(one, kind, instructions[end].shape, devices, overlaps)))
         elif one.opcode in ("fusion", "async-start"):
-            yield from _of_called(module, instructions, place, devices, times)
-        elif one.opcode == "while":
-            rounds = rounds_of(module, instructions, one)
-            for called in called_by(one):
-                yield from _of_computation(module, called, devices, times * rounds)
-        elif one.opcode in ("call", "conditional"):
-            for called in called_by(one):
-                yield from _of_computation(module, called, devices, times)
+            found += _of_called(module, instructions, place, devices)
+    return found
 
 
-def _of_called(
-    module: Module, instructions: list[Instruction], place: int, devices: int, times: int
-) -> Iterator[Collective]:
-    """Yields the collectives in the computation that a fusion, or an asynchronous call, consists of.
+def _with_called(module: Module, computation: str, devices: int, times: int) -> Iterator[Collective]:
+    """Yield the collectives of a computation and of all that it runs, in the order in which they start."""
+    instructions = module.computations.get(computation, [])
+    own: dict[int, list[Collective]] = {}
+    for each in scheduled(module, computation, devices):
+        own.setdefault(each.start, []).append(each.collective)
+    for place, one in enumerate(instructions):
+        for collective in own.get(place, []):
+            yield replace(collective, times=times)
+        if one.opcode in ("while", "call", "conditional"):
+            rounds = rounds_of(module, instructions, one) if one.opcode == "while" else 1
+            for called in called_by(one):
+                yield from _with_called(module, called, devices, times * rounds)
+
+
+def _of_called(module: Module, instructions: list[Instruction], place: int, devices: int) -> list[Scheduled]:
+    """Return the collectives in the computation that a fusion, or an asynchronous call, consists of.
 
     XLA for TPUs spreads a collective over several fusions, which compute other things beside it: a first one starts it,
     a last one ends it. They belong to one chain.
     """
-    one = instructions[place]
+    one, end = instructions[place], place
     inside = module.computations.get(one.attribute("calls") or "", [])
-    own = [x for x in inside if x.opcode.removesuffix("-start") in KINDS]
+    own = [each for each in inside if each.opcode.removesuffix("-start") in KINDS]
     if not own:
-        return
-    targets = {_target(x) for x in inside}
-    overlaps = False
+        return []
+    targets = {_target(each) for each in inside}
     if one.opcode == "async-start":
-        overlaps = _computes(instructions[place + 1 : _place_of_done(instructions, place)])
+        end = _place_of_done(instructions, place)
     elif "AsyncCollectiveStart" in targets:
-        overlaps = _computes(instructions[place + 1 : _end_of_chain(module, instructions, place)])
+        end = _end_of_chain(module, instructions, place)
     elif _chain(own[0]) is not None:  # a later part of one that has been counted
-        return
-    for x in own:
-        kind = x.opcode.removesuffix("-start")
-        yield _collective(x, kind, x.shape, devices, overlaps, times)
+        return []
+    overlaps = _computes(instructions[place + 1 : end])
+    kinds = [each.opcode.removesuffix("-start") for each in own]
+    return [
+        Scheduled(place, end, _collective(each, kind, each.shape, devices, overlaps)) for each, kind in zip(own, kinds)
+    ]
 
 
 def _target(instruction: Instruction) -> str:
@@ -147,12 +171,12 @@ def _computes(between: list[Instruction]) -> bool:
     return any(one.opcode in _COMPUTES for one in between)
 
 
-def _collective(one: Instruction, kind: str, shape: str, devices: int, overlaps: bool, times: int) -> Collective:
+def _collective(one: Instruction, kind: str, shape: str, devices: int, overlaps: bool) -> Collective:
     groups, size = groups_of(one.text, devices), bytes_of(shape)
     source = re.search(r'op_name="([^"]*)"', one.text)
     among = devices if kind == "collective-permute" else len(groups[0])
     whole = size * among if kind == "reduce-scatter" else size
-    return Collective(kind, whole, among, overlaps, times, source[1] if source else "", arrays_of(shape), groups)
+    return Collective(kind, whole, among, overlaps, 1, source[1] if source else "", arrays_of(shape), groups)
 
 
 def groups_of(text: str, devices: int) -> tuple[tuple[int, ...], ...]:

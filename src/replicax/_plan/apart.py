@@ -1,10 +1,12 @@
 """Compiles exported programs, each in a process of its own.
 
-For TPUs the process runs the Python of another environment, which has `jax[tpu]` (see `environment`).
+For GPUs and TPUs the process runs the Python of another environment, which has their compiler (see `environment`).
 """
 
 from __future__ import annotations
 
+import errno
+import functools
 import importlib.util
 import json
 import os
@@ -12,43 +14,52 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from replicax._base import doc_pages
 from replicax._base.planning import PlanError
 from replicax._plan import compiler, environment
-from replicax._plan.chips import Topology
+from replicax._plan.chips import Gpu, Topology
 from replicax._plan.lowering import Lowered
+from replicax._plan.options import TIME_LIMIT
 
 VARIABLE = "REPLICAX_PLAN_PYTHON"
+AT_ONCE = 2  # XLA's compilers use several threads themselves
 _FRAME = re.compile(r"\s*@ |https?://symbolize")  # a line of the native stack that a failing compiler prints
-AT_ONCE = 2  # libtpu's compiler uses several threads itself
+_MODULE = {"gpu": "jax_cuda12_plugin", "tpu": "libtpu"}
+_NEEDED = {"gpu": "jax, jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cuda-nvcc-cu12", "tpu": "jax[tpu]"}
 
 
-def compiled(lowered: Lowered, topology: Topology) -> dict[str, Any]:
-    """Compiles a program for these devices in another process, and returns the measurements.
+def compiled(lowered: Lowered, topology: Topology, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
+    """Compile a program for these devices in another process, and return the measurements.
 
     Raises:
-        PlanError: the process fails, or there is no Python for it.
+        PlanError: there is no Python for it, the process fails or takes longer than `time_limit` seconds, or the disk
+            of temporary files is full.
     """
+    try:
+        with tempfile.TemporaryDirectory(prefix="replicax-plan-") as folder:
+            return _compiled(lowered, topology, time_limit, Path(folder))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise PlanError(
+            f"The disk of temporary files, {tempfile.gettempdir()}, is full: {error.strerror}. Make room there, or set "
+            "TMPDIR to a folder on another disk."
+        ) from None
+
+
+def _compiled(lowered: Lowered, topology: Topology, time_limit: float, folder: Path) -> dict[str, Any]:
     command = [python_for(topology), compiler.__file__]
     # These are for the programs of this process, such as its virtual devices, and not for the compiler.
     ours = {"XLA_FLAGS", "REPLICAX_VIRTUAL_DEVICES", "JAX_NUM_CPU_DEVICES", "PYTHONPATH"}
     variables = {name: value for name, value in os.environ.items() if name not in ours}
-    with tempfile.TemporaryDirectory(prefix="replicax-plan-") as name:
-        folder = Path(name)
-        (folder / "program").write_bytes(lowered.program)
-        request = {
-            "program": "program",
-            "platform": topology.platform,
-            "topology": topology.name,
-            "axes": lowered.axes,
-            "specs": lowered.specs,
-            "donated": lowered.donated,
-        }
-        file = folder / "request.json"
-        file.write_text(json.dumps(request))
+    (folder / "program").write_bytes(lowered.program)
+    file = folder / "request.json"
+    file.write_text(json.dumps(_request(lowered, topology)))
+    try:
         ended = subprocess.run(
             [*command, str(file)],
             env=variables,
@@ -56,40 +67,80 @@ def compiled(lowered: Lowered, topology: Topology) -> dict[str, Any]:
             capture_output=True,
             text=True,
             check=False,
+            timeout=time_limit,
         )
-        result = file.with_suffix(".result")
-        if ended.returncode == 0 and result.exists():
-            measured: dict[str, Any] = json.loads(result.read_text())
-            if missing := measured.get("missing"):
-                raise PlanError(
-                    f"{command[0]} cannot compile for {topology.name}: it lacks {', '.join(missing)}. `replicax plan "
-                    f"--install` installs a Python that has them, which is used if {VARIABLE} is not set. "
-                    f"See {doc_pages.page('how-to/planning#install')}."
-                )
-            return measured
+    except subprocess.TimeoutExpired:
+        raise PlanError(
+            f"Compiling for {topology.name} has taken longer than {time_limit:g} s and was stopped. A program that "
+            "repeats its layers in `jax.lax.scan` compiles faster. `time_limit` of `plan`, and --time-limit of "
+            "`replicax plan`, give it more seconds."
+        ) from None
+    result = file.with_suffix(".result")
+    if ended.returncode == 0 and result.exists():
+        measured: dict[str, Any] = json.loads(result.read_text())
+        if missing := measured.get("missing"):
+            raise PlanError(
+                f"{command[0]} cannot compile for {topology.name}: it lacks {', '.join(missing)}. `replicax plan "
+                f"--install {topology.platform}` installs a Python that has them, which is used if {VARIABLE} is not "
+                f"set. See {doc_pages.page('how-to/planning#install')}."
+            )
+        return measured
     said = [line for line in (ended.stdout + ended.stderr).strip().splitlines() if not _FRAME.match(line)]
     lines = "".join(f"\n  {line}" for line in said[-12:])
     raise PlanError(f"The compiler for {topology.name}, {command[0]}, ended with status {ended.returncode}:{lines}")
 
 
+def _request(lowered: Lowered, topology: Topology) -> dict[str, Any]:
+    """Return what `compiler` needs to know besides the program."""
+    gpu = topology.chip if isinstance(topology.chip, Gpu) else None
+    return {
+        "program": "program",
+        "platform": topology.compiler,
+        "topology": topology.name,
+        "grid": f"1x{topology.hosts}x{topology.per_host}",  # slices, hosts, GPUs of a host
+        "target": gpu.device.target_config(gpu) if gpu else None,
+        "axes": lowered.axes,
+        "order": lowered.order,
+        "specs": lowered.specs,
+        "donated": lowered.donated,
+    }
+
+
 def python_for(topology: Topology) -> str:
-    """Returns the Python that compiles for such devices; raises `PlanError` if there is none."""
-    if topology.platform == "cpu":
+    """Return the Python that compiles for such devices; raise `PlanError` if there is none."""
+    kind = topology.platform
+    if kind == "cpu":
         return sys.executable
     if chosen := os.environ.get(VARIABLE):
-        if not os.access(chosen, os.X_OK):
+        return _choose(chosen.split(os.pathsep), kind)
+    if python := environment.installed(kind):
+        return python
+    if importlib.util.find_spec(_MODULE[kind]) is not None:
+        return sys.executable
+    title = environment.COMPILERS[kind].title
+    raise PlanError(
+        f"To plan for {title}, install XLA's compiler for them: `replicax plan --install {kind}` puts it in an "
+        f"environment of its own, {environment.folder(kind)}, since it changes how JAX starts. Or set {VARIABLE} to a "
+        f"Python that has {_NEEDED[kind]}, and flatbuffers. See {doc_pages.page('how-to/planning#install')}."
+    )
+
+
+def _choose(pythons: Sequence[str], kind: str) -> str:
+    """Return the Python of the variable that has the compiler; the first if there is only one."""
+    for python in pythons:
+        if not os.access(python, os.X_OK):
             raise PlanError(
-                f"{VARIABLE} is {chosen!r}, which is not an executable file. Set it to a Python that has jax[tpu] and "
-                "flatbuffers. "
+                f"{VARIABLE} names {python!r}, which is not an executable file. Set it to a Python that has "
+                f"{_NEEDED[kind]}, and flatbuffers, or to several, joined by {os.pathsep!r}. "
                 f"See {doc_pages.page('how-to/planning#install')}."
             )
-        return chosen
-    if found := environment.installed():
-        return found
-    if importlib.util.find_spec("libtpu") is not None:
-        return sys.executable
-    raise PlanError(
-        "To plan for TPUs, install XLA's compiler for them: `replicax plan --install` puts it in an environment of its "
-        f"own, {environment.folder()}, since it changes how JAX starts. Or set {VARIABLE} to a Python that has "
-        f"jax[tpu] and flatbuffers. See {doc_pages.page('how-to/planning')}."
-    )
+    if len(pythons) == 1:
+        return pythons[0]
+    return next((python for python in pythons if _has_module(python, _MODULE[kind])), pythons[0])
+
+
+@functools.cache
+def _has_module(python: str, module: str) -> bool:
+    """Return whether a Python can import a module."""
+    code = f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is None)"
+    return subprocess.run([python, "-c", code], stdin=subprocess.DEVNULL, check=False).returncode == 0

@@ -16,17 +16,24 @@ from replicax._engine.function import Function, function, is_function
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._plan import apart, chips
 from replicax._plan.lowering import Lowered, Step
+from replicax._plan.options import TIME_LIMIT
 from replicax._plan.plans import Plan
 from replicax._plan.report import TopologyPlan, report
 
 
 @tracebacks.boundary
-def plan(step: Callable[..., Tree], batch: Tree = (), *, topology: str | int | Sequence[str | int]) -> Plan:
-    """Compiles a step for devices that are not there, and reports its memory, communication and least time on them.
+def plan(
+    step: Callable[..., Tree],
+    batch: Tree = (),
+    *,
+    topology: str | int | Sequence[str | int],
+    time_limit: float = TIME_LIMIT,
+) -> Plan:
+    """Compile a step for devices that are not there, and report its memory, communication and least time on them.
 
-    Nothing runs, and the variables' values are not used. The compiler is a process of its own: for TPUs it is XLA's
-    own compiler, which `replicax plan --install` installs apart from your environment. `plan` needs the extra `plan`.
-    See `replicax docs how-to/planning`.
+    Nothing runs, and the variables' values are not used. XLA's own compiler for GPUs or TPUs compiles the step in a
+    process of its own. `replicax plan --install gpu` and `--install tpu` install the compilers apart from your
+    environment. `plan` needs the extra `plan`. See `replicax docs how-to/planning`.
 
     Args:
         step: a `function`, or a function that is then compiled as one.
@@ -35,21 +42,23 @@ def plan(step: Callable[..., Tree], batch: Tree = (), *, topology: str | int | S
             `jax.ShapeDtypeStruct`, and `PerReplicaSpec` in the strategy's scope. The part of each replica has the size
             that it has here, whatever the number of replicas. If the strategy has one replica here, whole arrays are
             its part.
-        topology: a TPU topology such as "v5e:2x4" or "v5p:4x4x8", or a number of virtual CPU devices; or a list.
+        topology: GPUs such as "h100:8" or "h100:2x8" (hosts x GPUs), TPUs such as "v5e:2x4" or "v5p:4x4x8", or a number
+            of virtual CPU devices; or a list.
+        time_limit: the most seconds that one compilation takes.
 
     Returns:
         A `Plan`, which prints as a table, with a column for each topology.
 
     Raises:
         PlanError: a ValueError. There is no such topology, `batch` has no next element, the step has no program of its
-            own, its strategy cannot be planned for, or there is no compiler.
+            own, its strategy cannot be planned for, there is no compiler, or it takes longer than the time limit.
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> strategy = rx.MirroredStrategy(["GPU:0"])
     >>> def mean(x):
     ...     return rx.get_replica_context().all_reduce("MEAN", jnp.mean(x))
     >>> step = rx.function(lambda x: strategy.run(mean, args=(x,)))
-    >>> print(rx.plan(step, jnp.ones((8, 4)), topology=2))  # or "v5e:2x4", or ["v5e:2x4", "v5e:8x8"]
+    >>> print(rx.plan(step, jnp.ones((8, 4)), topology=2))  # or "h100:8", or ["h100:2x8", "v5e:4x4"]
     plan of function                        cpu:2
     ---------------------------------------------
     replicas                                    2
@@ -60,15 +69,15 @@ def plan(step: Callable[..., Tree], batch: Tree = (), *, topology: str | int | S
     named = list(topology) if isinstance(topology, Iterable) and not isinstance(topology, (str, bytes)) else [topology]
     topologies = [chips.parse(each) for each in named]
     if not topologies:
-        raise PlanError("`topology` is an empty list. Name at least one topology, such as 'v5e:2x4' or 8.")
+        raise PlanError("`topology` is an empty list. Name at least one topology, such as 'h100:8', 'v5e:2x4' or 8.")
     check(topologies)
     compiled: Function = step if is_function(step) else function(step)
     traced = Step(compiled, arguments(batch))
-    return Plan(traced.name, tuple(compile_all(traced, topologies)))
+    return Plan(traced.name, tuple(compile_all(traced, topologies, time_limit)))
 
 
 def check(topologies: Sequence[chips.Topology]) -> None:
-    """Raises `PlanError` if something is not installed that plans for these topologies need."""
+    """Raise `PlanError` if something is not installed that plans for these topologies need."""
     if importlib.util.find_spec("flatbuffers") is None:
         raise PlanError(f"Plans need flatbuffers, with which JAX stores programs: {doc_pages.install('plan')}.")
     for each in topologies:
@@ -76,7 +85,7 @@ def check(topologies: Sequence[chips.Topology]) -> None:
 
 
 def arguments(batch: Tree) -> tuple[Tree, ...]:
-    """Returns the step's arguments for a `batch` of `plan`; in place of a dataset or an iterator, its next element.
+    """Return the step's arguments for a `batch` of `plan`; in place of a dataset or an iterator, its next element.
 
     Raises:
         PlanError: there is no next element, or `batch` has no arrays.
@@ -99,11 +108,11 @@ def arguments(batch: Tree) -> tuple[Tree, ...]:
     return batch if isinstance(batch, tuple) else (batch,)
 
 
-def compile_all(step: Step, topologies: Sequence[chips.Topology]) -> list[TopologyPlan]:
-    """Returns the plans of a step for all topologies. Several are compiled at a time."""
+def compile_all(step: Step, topologies: Sequence[chips.Topology], time_limit: float) -> list[TopologyPlan]:
+    """Return the plans of a step for all topologies. Several are compiled at a time."""
 
     def planned(lowered: Lowered, topology: chips.Topology) -> TopologyPlan:
-        return report(topology, lowered.replicas, lowered.inputs, apart.compiled(lowered, topology))
+        return report(topology, lowered.replicas, lowered.inputs, apart.compiled(lowered, topology, time_limit))
 
     with (
         progress(f"planning {step.name}", total=len(topologies), unit="topologies") as bar,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from replicax._base import program_arguments, tensorflow_programs
 from replicax._base.planning import PlanError
-from replicax._plan import chips, environment, program
+from replicax._plan import chips, environment, options
 
 _DESCRIPTION = """\
 Run a program up to its training step, without values, and compile the step for devices that are not there: what memory
@@ -22,13 +24,13 @@ happens, such as writing and deleting files. See `replicax docs how-to/planning`
 
 _EPILOG = """\
 examples:
-  replicax plan --install
-  replicax plan --topology v5e:2x4 train.py
-  replicax plan --topology v5e:2x4 --topology v5e:16x16 --step train_step train.py --batch-size 1024
+  replicax plan --install gpu
+  replicax plan --topology h100:8 train.py
+  replicax plan --topology h100:2x8 --topology v5e:4x4 --step train_step train.py --batch-size 1024
   replicax plan --topology 8 -m project.train
 
 The strategy of the program has as many replicas as the first topology has devices, whichever devices the program names.
-Plans for TPUs need their compiler, which --install installs once, apart from this environment.
+Plans for GPUs and TPUs need XLA's compiler for them. --install installs it once, apart from this environment.
 """
 
 
@@ -36,12 +38,14 @@ def parser(name: str) -> argparse.ArgumentParser:
     """Returns the parser of the options and of the program's own arguments."""
     result = program_arguments.parser(name, "--topology TOPOLOGY [options]", _DESCRIPTION, _EPILOG)
     add = result.add_argument
-    text = "such as v5e:2x4 or v5p:4x4x8, or a number of virtual CPU devices; may be given several times"
+    text = "such as h100:8, h100:2x8 or v5e:2x4, or a number of virtual CPU devices; may be given several times"
     add("--topology", type=_topology, action="append", required=True, metavar="TOPOLOGY", help=text)
     text = "the function that is the step (default: the first compiled function that assigns variables)"
     add("--step", metavar="NAME", help=text)
-    text = "install the compiler for TPUs in an environment of its own, in the user's cache"
-    add("--install", action=_Install, nargs=0, help=text)
+    text = "install the compiler for GPUs or for TPUs in an environment of its own, in the user's cache"
+    add("--install", action=_Install, choices=["gpu", "tpu"], help=text)
+    text = "the most seconds that one compilation takes (default: %(default)g)"
+    add("--time-limit", type=_seconds, default=options.TIME_LIMIT, metavar="SECONDS", help=text)
     text = "serve TensorFlow's names by replicax.tf, as replicax run-tf does"
     add("--tf", action="store_true", help=text)
     add("--picture", metavar="FILE", help="draw the plan to this file, such as plan.svg")
@@ -55,12 +59,18 @@ def _topology(text: str) -> chips.Topology:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-class _Install(argparse.Action):
-    """Installs the compiler and ends the command, which needs no program for it."""
+def _seconds(text: str) -> float:
+    if not (math.isfinite(seconds := float(text)) and seconds > 0):
+        raise argparse.ArgumentTypeError(f"a time limit is a positive number of seconds; got {text!r}")
+    return seconds
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+
+class _Install(argparse.Action):
+    """Installs a compiler and ends the command, which needs no program for it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: object, kind: Any, *__: object) -> None:
         try:
-            environment.install()
+            environment.install(kind)
         except PlanError as error:
             parser.exit(1, f"{parser.prog}: {error}\n")
         parser.exit(0)
@@ -70,12 +80,13 @@ def main(arguments: Sequence[str], name: str) -> int:
     """Runs the command, and returns its exit status."""
     given = parser(name).parse_args(arguments)
     first: chips.Topology = given.topology[0]
-    options = program.Options([each.name for each in given.topology], given.step, given.picture, given.module)
-    devices = f"{first.platform.upper()}:{min(first.size, program.MOST_DEVICES)}"
+    names = [each.name for each in given.topology]
+    chosen = options.Options(names, given.step, given.picture, given.module, given.time_limit)
+    devices = f"{first.platform.upper()}:{min(first.size, options.MOST_DEVICES)}"
     variables = {**os.environ, "JAX_PLATFORMS": "cpu", "REPLICAX_VIRTUAL_DEVICES": devices}
     variables.pop("TF_CONFIG", None)  # the plan is made in one process
     variables = tensorflow_programs.environment(variables) if given.tf else variables
-    command = [sys.executable, "-m", "replicax._plan.program", json.dumps(dataclasses.asdict(options)), given.program]
+    command = [sys.executable, "-m", "replicax._plan.program", json.dumps(dataclasses.asdict(chosen)), given.program]
     try:
         return subprocess.run([*command, *given.arguments], env=variables, check=False).returncode
     except KeyboardInterrupt:

@@ -2,7 +2,8 @@
 
     python compiler.py REQUEST.json
 
-For TPUs the Python of an environment that has libtpu runs it (see `apart`), so it imports nothing of replicax.
+For TPUs and GPUs the Python of an environment with their compiler runs it (see `apart`), so it imports nothing of
+replicax.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,10 @@ _WITHOUT_TPU = {
     "TPU_MIN_LOG_LEVEL": "3",
     "TPU_STDERR_LOG_LEVEL": "3",
 }
+# Autotuning needs a GPU. Without it, XLA would use its Triton kernels for all products, while programs on real GPUs
+# mostly call cuBLAS.
+_GPU_OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+_MODULES = {"tpu": [["libtpu"]], "cuda": [["jax_cuda12_plugin", "jax_cuda13_plugin"], ["nvidia"]]}
 _SIZES = {
     "arguments": "argument_size_in_bytes",
     "outputs": "output_size_in_bytes",
@@ -35,7 +41,7 @@ _SIZES = {
 
 
 def measured(compiled: Any, seconds: float) -> dict[str, Any]:
-    """Returns what a compiled program says about itself, in types of JSON."""
+    """Return what a compiled program says about itself, in types of JSON."""
     memory, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
     return {
         "memory": {name: int(getattr(memory, attribute)) for name, attribute in _SIZES.items()},
@@ -47,29 +53,21 @@ def measured(compiled: Any, seconds: float) -> dict[str, Any]:
 
 
 def compile_request(request: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns the measurements of a request's program; where XLA refuses it, its error.
+    """Return the measurements of a request's program, or the error of XLA.
 
-    The request names the file of the exported program, the topology, the axes of the mesh, each argument's dimensions
-    as the mesh splits them, and how many of the first arguments are donated.
+    The request names the file of the exported program, the devices, the axes of the mesh, each argument's dimensions
+    as the mesh splits them, and the donated arguments.
     """
     import jax
     import numpy as np
     from jax import export
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    if request["platform"] == "tpu":
-        from jax.experimental import topologies
-
-        name, options = request["topology"], {}
-        sides = [int(side) for side in name.partition(":")[2].split("x")]
-        if any(side % 2 for side in sides[:2]):  # without the option, a host has 2x2 chips
-            options["chips_per_host_bounds"] = [2 - side % 2 for side in (*sides[:2], 1)]
-        devices = topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
-    else:
-        devices = jax.devices()
+    devices = _devices(request)
     exported = export.deserialize(bytearray((folder / request["program"]).read_bytes()))
     sizes = tuple(request["axes"].values())
-    mesh = Mesh(np.array(devices[: math.prod(sizes)]).reshape(sizes), tuple(request["axes"]))
+    order = request["order"] or range(math.prod(sizes))
+    mesh = Mesh(np.array([devices[i] for i in order]).reshape(sizes), tuple(request["axes"]))
     arguments = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=NamedSharding(mesh, PartitionSpec(*_spec(each))))
         for aval, each in zip(exported.in_avals, request["specs"], strict=True)
@@ -79,13 +77,32 @@ def compile_request(request: dict[str, Any], folder: Path) -> dict[str, Any]:
         args, kwargs = jax.tree.unflatten(exported.in_tree, flat)
         return exported.call(*args, **kwargs)
 
-    lowered = jax.jit(step, donate_argnums=tuple(range(request["donated"]))).lower(*arguments)
+    traced = jax.jit(step, donate_argnums=tuple(request["donated"])).trace(*arguments)
     began = time.perf_counter()
     try:
-        compiled = lowered.compile()
+        lowered = traced.lower(lowering_platforms=(request["platform"],))
+        compiled = lowered.compile(_GPU_OPTIONS if request["platform"] == "cuda" else None)
     except jax.errors.JaxRuntimeError as error:
         return {"error": str(error), "seconds": time.perf_counter() - began}
     return measured(compiled, time.perf_counter() - began)
+
+
+def _devices(request: dict[str, Any]) -> Sequence[Any]:
+    """Return the devices of the request's topology."""
+    import jax
+
+    if request["platform"] == "cpu":
+        return jax.devices()
+    from jax.experimental import topologies
+
+    if request["platform"] == "cuda":
+        grid, target = request["grid"], request["target"]
+        return topologies.get_topology_desc(platform="cuda", topology=grid, target_config=target).devices
+    name, options = request["topology"], {}
+    sides = [int(side) for side in name.partition(":")[2].split("x")]
+    if any(side % 2 for side in sides[:2]):  # without the option, a host has 2x2 chips
+        options["chips_per_host_bounds"] = [2 - side % 2 for side in (*sides[:2], 1)]
+    return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
 
 
 def _spec(dimensions: list[Any]) -> list[Any]:
@@ -93,14 +110,15 @@ def _spec(dimensions: list[Any]) -> list[Any]:
 
 
 def main(path: str) -> None:
-    """Compiles the request in this file, and writes its measurements beside it."""
+    """Compile the request in this file, and write its measurements beside it."""
     file = Path(path)
     request = json.loads(file.read_text())
-    needed = ["jax", "flatbuffers", *(["libtpu"] if request["platform"] == "tpu" else [])]
-    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+    needed = [["jax"], ["flatbuffers"], *_MODULES.get(request["platform"], [])]
+    missing = [names[0] for names in needed if not any(importlib.util.find_spec(name) for name in names)]
+    if missing:
         file.with_suffix(".result").write_text(json.dumps({"missing": missing}))
         return
-    os.environ.update({**_WITHOUT_TPU, "JAX_PLATFORMS": "cpu"})
+    os.environ.update({**_WITHOUT_TPU, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"})
     import jax
 
     if request["platform"] == "cpu":

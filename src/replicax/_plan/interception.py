@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from replicax._engine.function import Function
 from replicax._plan import api, chips
 from replicax._plan import picture as drawing
 from replicax._plan.lowering import Step
+from replicax._plan.options import Options
 from replicax._plan.plans import Plan
 from replicax._tracing import frames
 from replicax._values import PerReplica
@@ -24,20 +25,14 @@ class Planned(SystemExit):
 
 
 class Planner:
-    """Plans the step of a program when the program calls it.
+    """Plans the step of a program when the program calls it."""
 
-    Args:
-        topologies: their names.
-        step: the name of the function that is the step, None for the first that assigns variables.
-        picture: the file to draw to, None for none.
-    """
-
-    def __init__(self, topologies: Sequence[str], step: str | None, picture: str | None):
-        self._topologies = [chips.parse(each) for each in topologies]
+    def __init__(self, options: Options):
+        self._options = options
+        self._topologies = [chips.parse(each) for each in options.topologies]
         api.check(self._topologies)  # before anything takes time
-        if picture is not None:
-            drawing.check(picture)
-        self._step, self._picture = step, picture
+        if options.picture is not None:
+            drawing.check(options.picture)
         self._passed: dict[str, None] = {}  # the names of the functions that were called and were not the step
 
     @contextlib.contextmanager
@@ -59,14 +54,14 @@ class Planner:
     def call(self, function: Function, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
         """Plans the step and ends the program; returns zeros in place of the results of another function."""
         step = Step(function, args, kwargs)
-        is_step = step.assigns if self._step is None else step.name == self._step
+        is_step = step.assigns if self._options.step is None else step.name == self._options.step
         if not is_step:
             self._passed[step.name] = None
             return nest.map_structure(_zeros, step.results)
-        plan = Plan(step.name, tuple(api.compile_all(step, self._topologies)))
+        plan = Plan(step.name, tuple(api.compile_all(step, self._topologies, self._options.time_limit)))
         print(plan, flush=True)
-        if self._picture is not None:
-            plan.draw(self._picture)
+        if self._options.picture is not None:
+            plan.draw(self._options.picture)
         raise Planned(0)
 
     def advice(self) -> str:
@@ -74,7 +69,7 @@ class Planner:
         if not self._passed:
             return "The program has ended and called no function of `replicax.function`: there is no step to plan."
         names = ", ".join(self._passed)
-        wanted = "assigns variables" if self._step is None else f"has the name {self._step!r}"
+        wanted = "assigns variables" if self._options.step is None else f"has the name {self._options.step!r}"
         return f"No compiled function that the program calls {wanted}. Choose a step with --step NAME from: {names}."
 
 

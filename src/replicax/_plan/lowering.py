@@ -51,17 +51,20 @@ class Lowered:
         program: the exported program, serialized.
         axes: the names and sizes of the mesh's axes.
         specs: for each argument, how its dimensions are split over the axes.
-        donated: how many of the first arguments are donated.
+        donated: the numbers of the donated arguments.
         replicas: the number of replicas.
         inputs: the bytes of what goes in.
+        order: the number of the device at each place of the mesh, in the order of its axes; None for the devices' own
+            order.
     """
 
     program: bytes
     axes: dict[str, int]
     specs: list[list[object]]
-    donated: int
+    donated: list[int]
     replicas: int
     inputs: Inputs
+    order: list[int] | None = None
 
 
 class Step:
@@ -144,7 +147,7 @@ class Step:
         groups = program.arguments(call)
         tracing.close()
         self._refuse_callbacks(jaxpr)
-        exported = export.export(program.compiled, platforms=[topology.platform])(*groups)
+        exported = export.export(program.compiled, platforms=[topology.compiler])(*groups)
         flat = [leaf for group in groups for leaf in group]
         mesh = self.mesh
         replicas = 1 if mesh is None else mesh.size
@@ -152,7 +155,7 @@ class Step:
             bytes(exported.serialize()),
             {"replica": 1} if mesh is None else dict(zip(mesh.mesh.axis_names, mesh.mesh.axis_sizes)),
             [_spec_of(leaf) for leaf in flat],
-            0 if program._keeps else len(groups[0]) + len(groups[1]),
+            [] if program._keeps else list(range(len(groups[0]) + len(groups[1]))),
             replicas,
             _inputs(program, [*groups[4], *groups[5]], replicas),
         )

@@ -14,28 +14,9 @@ import json
 import os
 import runpy
 import sys
-from dataclasses import dataclass
 
 from replicax._base import planning
-
-MOST_DEVICES = 256  # that a program sees: XLA does not have the threads to run programs on more CPU devices
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a program is planned for.
-
-    Attributes:
-        topologies: their names.
-        step: the name of the function that is the step, None for the first that assigns variables.
-        picture: the file to draw to, None for none.
-        module: whether the program is a module.
-    """
-
-    topologies: list[str]
-    step: str | None
-    picture: str | None
-    module: bool
+from replicax._plan.options import Options
 
 
 def run(options: Options, program: str, arguments: list[str]) -> None:
@@ -46,7 +27,7 @@ def run(options: Options, program: str, arguments: list[str]) -> None:
     from replicax._plan import interception  # and JAX, which has its devices now
 
     try:
-        planner = interception.Planner(options.topologies, options.step, options.picture)
+        planner = interception.Planner(options)
         with planning.abstract_variables(), planner.in_calls():
             if options.module:
                 sys.path.insert(0, os.getcwd())

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from replicax._base.planning import PlanError
 from replicax._benchmark import hlo_collectives
 from replicax._benchmark.hlo_collectives import Collective
-from replicax._plan import operations
+from replicax._benchmark.hlo_module import Module
+from replicax._plan import schedule
 from replicax._plan.chips import Topology
+from replicax._plan.least_time import Costs
+from replicax._plan.live_buffers import Buffer, largest_buffers
+from replicax._plan.schedule import Event
+from replicax._plan.source_lines import SourceLines
 
 # XLA's errors, which name either all that a program needs or its temporaries alone.
 _OUT_OF_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", re.I)
@@ -77,19 +83,26 @@ class TopologyPlan:
     Attributes:
         topology: the name.
         replicas: the number of replicas.
-        memory: of each device; None if the compiler refused the step.
+        memory: the bytes of each device; None if the compiler refused the step.
         needed: the bytes that a device would need.
         available: the bytes that a device has; None for CPU devices, which share the host's memory.
         collectives: every collective of a step.
-        flops: the operations of a step on one device, by XLA's count, and those of matrix products and convolutions
-            in further rounds of loops.
-        bytes_moved: the bytes that the operations read and write, by XLA's count, which takes the body of a loop once.
-        compile_seconds: what compiling took here.
+        flops: the operations of a step on one device: XLA's count, and the products in further rounds of loops. XLA for
+            GPUs counts nothing, so there it is the products alone.
+        bytes_moved: the bytes that the operations read and write. XLA's count, except for GPUs, takes the body of a
+            loop once.
+        compile_seconds: the seconds that compiling took here.
         savings: the three arrays that would save most if they were sharded, with their optimizer's state: names, and
             bytes saved on each device.
         error: why the compiler refused the step, None if it did not.
-        bounds: the seconds that a step takes at least for "computation", "memory" and "communication", each alone;
-            empty for CPU devices, for which there are no figures.
+        bounds: the seconds that a step takes at least for "computation", "memory", "links" within a host or a slice,
+            and "network" between hosts, each alone; empty for CPU devices, which have no published rates.
+        products: the operations of matrix products and convolutions by the type of their factors, such as "bfloat16".
+            "tf32" is float32 as GPUs compute it by default.
+        largest: the ten largest temporaries at the moment when they take most memory.
+        timeline: the operations of a step in the order of the compiler's schedule; empty for CPU devices.
+        layout: where the axes of the mesh lie, such as "data 2x4, model 1x2" for hosts x devices; empty for one axis on
+            one host.
     """
 
     topology: str
@@ -104,6 +117,10 @@ class TopologyPlan:
     savings: tuple[tuple[str, int], ...]
     error: str | None = None
     bounds: Mapping[str, float] = field(default_factory=dict)
+    products: Mapping[str, float] = field(default_factory=dict)
+    largest: tuple[Buffer, ...] = ()
+    timeline: tuple[Event, ...] = field(default=(), repr=False)
+    layout: str = ""
 
     @property
     def fits(self) -> bool:
@@ -118,26 +135,44 @@ class TopologyPlan:
         name = max(self.bounds, key=lambda each: self.bounds[each])
         return name, self.bounds[name]
 
+    @property
+    def exposed(self) -> float:
+        """The bytes of collectives that a device sends while its computation waits, by the timeline."""
+        return schedule.exposed(self.timeline)[0]
 
-def report(topology: Topology, replicas: int, inputs: Inputs, measured: Mapping[str, Any]) -> TopologyPlan:
-    """Returns the plan for one topology.
+    @property
+    def exposed_seconds(self) -> float:
+        """The seconds in which the computation waits for collectives, by the timeline."""
+        return schedule.exposed(self.timeline)[1]
+
+
+def report(
+    topology: Topology, replicas: int, inputs: Inputs, measured: Mapping[str, Any], layout: str = ""
+) -> TopologyPlan:
+    """Return the plan for one topology.
 
     Args:
-        topology: what was compiled for.
+        topology: the devices that XLA compiled for.
         replicas: the number of replicas.
-        inputs: the bytes of what goes into the step.
-        measured: what `compiler.measured` says, or an error.
+        inputs: the bytes of the step's inputs.
+        measured: the result of `compiler.measured`, or an error.
+        layout: see `TopologyPlan`.
+
+    Raises:
+        PlanError: XLA refused the step for another reason than its memory.
     """
     available = topology.memory
     savings = _savings(inputs.copies, replicas)
     known = {"variables": inputs.variables, "state": inputs.state, "batch": inputs.batch}
     if "error" in measured:
         needed, limit = _out_of_memory(measured["error"], sum(known.values()))
+        if not limit:
+            raise PlanError(_does_not_compile(measured["error"], topology))
         return TopologyPlan(
             topology.name, replicas, None, needed, limit or available, (), 0.0, 0.0,
-            measured["seconds"], savings, measured["error"],
+            measured["seconds"], savings, measured["error"], layout=layout,
         )  # fmt: skip
-    sizes = measured["memory"]
+    sizes, text = measured["memory"], measured["text"]
     memory = Memory(
         **known,
         arguments=sizes["arguments"],
@@ -145,24 +180,43 @@ def report(topology: Topology, replicas: int, inputs: Inputs, measured: Mapping[
         temporaries=sizes["temporaries"],
         code=sizes["code"],
     )
-    found = tuple(hlo_collectives.collectives(measured["text"], topology.size))
-    flops = measured["flops"] + operations.of_further_rounds(measured["text"])
+    module, lines = Module(text), SourceLines(text)
+    collectives = tuple(hlo_collectives.collectives(text, topology.size))
+    costs = Costs(module, topology.platform)
+    cost, once = costs.total(), costs.total(all_rounds=False)
+    of_products = sum(cost.products.values())
+    flops = measured["flops"] + of_products - sum(once.products.values()) if measured["flops"] else of_products
+    moved = measured["bytes"] or cost.bytes
     return TopologyPlan(
-        topology.name, replicas, memory, memory.total, available, found, flops, measured["bytes"],
-        measured["seconds"], savings, None, _bounds(topology, found, flops, measured["bytes"]),
-    )  # fmt: skip
+        topology=topology.name,
+        replicas=replicas,
+        memory=memory,
+        needed=memory.total,
+        available=available,
+        collectives=collectives,
+        flops=flops,
+        bytes_moved=moved,
+        compile_seconds=measured["seconds"],
+        savings=savings,
+        bounds=schedule.bounds(topology, collectives, cost.products, moved),
+        products=dict(cost.products),
+        largest=largest_buffers(module, lines),
+        timeline=schedule.timeline(module, topology, lines),
+        layout=layout,
+    )
 
 
-def _bounds(topology: Topology, collectives: Sequence[Collective], flops: float, moved: float) -> dict[str, float]:
-    """Returns the roofline's bounds: the seconds that a step takes at least, if one thing alone limits it."""
-    chip = topology.chip
-    if chip is None:
-        return {}
-    return {
-        "computation": flops / (chip.flops / chip.cores),
-        "memory": moved / (chip.memory_speed / chip.cores),
-        "communication": sum(each.sent for each in collectives) / (chip.link_speed / chip.cores / 2),
-    }
+def _does_not_compile(error: str, topology: Topology) -> str:
+    """Return the message about a step that XLA refuses: XLA's line, and the user's where XLA names it."""
+    lines = [line.strip() for line in error.strip().splitlines() if line.strip()]
+    users = SourceLines(error).line_of(error)
+    place = re.search(r'op_name="([^"]*)"', error)
+    where = f" of {users}" if users else f" of {place[1]}" if place else ""
+    return (
+        f"XLA does not compile the step{where} for {topology.name}: {lines[0] if lines else 'it says nothing'} If the "
+        "step compiles for CPU devices, as with topology=8, it uses an operation that XLA does not have for these "
+        "devices."
+    )
 
 
 def _savings(copies: Mapping[str, int], replicas: int) -> tuple[tuple[str, int], ...]:

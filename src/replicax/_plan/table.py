@@ -7,8 +7,10 @@ from itertools import groupby
 
 from replicax._base.quantities import number, seconds, size
 from replicax._benchmark.hlo_collectives import Collective
+from replicax._plan import chips
 from replicax._plan.report import Memory, TopologyPlan
 
+_PREALLOCATED = 0.75  # the share of a GPU's memory that JAX takes by default
 _LISTED = 10  # collectives of each topology, the largest first
 
 Row = tuple[str, list[str]]
@@ -18,6 +20,8 @@ def text(step: str, plans: Sequence[TopologyPlan]) -> str:
     """Returns the table of a step's plans, and the list of their collectives."""
     rows: list[Row] = [(f"plan of {step}", [plan.topology for plan in plans])]
     rows.append(("replicas", [str(plan.replicas) for plan in plans]))
+    if any(plan.layout for plan in plans):
+        rows.append(("axes (hosts x devices)", [plan.layout or "-" for plan in plans]))
     rows.append(("fits the memory", [_fits(plan) for plan in plans]))
     rows += _memory_rows(plans)
     rows += _collective_rows(plans)
@@ -29,7 +33,7 @@ def text(step: str, plans: Sequence[TopologyPlan]) -> str:
         for name, cells in rows
     ]
     lines.insert(1, "-" * (width + sum(wide + 2 for wide in columns)))
-    return "\n".join([*lines, *_savings(plans), *_listed(plans), *_errors(plans)])
+    return "\n".join([*lines, *_hints(plans), *_savings(plans), *_largest(plans), *_listed(plans), *_errors(plans)])
 
 
 def _fits(plan: TopologyPlan) -> str:
@@ -73,15 +77,54 @@ def _collective_rows(plans: Sequence[TopologyPlan]) -> list[Row]:
 def _time_rows(plans: Sequence[TopologyPlan]) -> list[Row]:
     rows: list[Row] = [
         ("operations of a device", [number(plan.flops) if plan.memory else "-" for plan in plans]),
-        ("bytes read and written", [size(plan.bytes_moved) if plan.memory else "-" for plan in plans]),
     ]
+    for kind in dict.fromkeys(kind for plan in plans for kind in plan.products):
+        cells = [number(plan.products[kind]) if kind in plan.products else "-" for plan in plans]
+        rows.append((f"  products of {kind}", cells))
+    rows.append(("bytes read and written", [size(plan.bytes_moved) if plan.memory else "-" for plan in plans]))
     names = dict.fromkeys(name for plan in plans for name in plan.bounds)
     if names:
         rows.append(("a step takes at least", [seconds(plan.bound[1]) if plan.bound else "-" for plan in plans]))
     for name in names:
-        rows.append((f"  for {name}", [seconds(plan.bounds[name]) if plan.bounds else "-" for plan in plans]))
+        cells = [seconds(plan.bounds[name]) if name in plan.bounds else "-" for plan in plans]
+        rows.append((f"  for {name}", cells))
+    if any(plan.timeline for plan in plans):
+        rows.append(("collectives that are waited for", [_exposed(plan) for plan in plans]))
     rows.append(("compiled in", [seconds(plan.compile_seconds) for plan in plans]))
     return rows
+
+
+def _exposed(plan: TopologyPlan) -> str:
+    if not plan.timeline:
+        return "-"
+    return f"{size(plan.exposed)}, {seconds(plan.exposed_seconds)}" if plan.exposed else "none"
+
+
+def _hints(plans: Sequence[TopologyPlan]) -> list[str]:
+    """Return a line for each topology whose memory JAX does not take as a whole by default."""
+    lines = []
+    for plan in plans:
+        chip = chips.parse(plan.topology).chip
+        share = plan.needed / plan.available if plan.available else 0.0
+        if isinstance(chip, chips.Gpu) and _PREALLOCATED < share <= 1:
+            lines += [
+                "",
+                f"On {plan.topology} the step needs {share:.0%} of a GPU's memory. JAX takes 75 % by default:",
+            ]
+            lines.append(f"  set XLA_PYTHON_CLIENT_MEM_FRACTION={min(0.98, share + 0.03):.2f} there.")
+    return lines
+
+
+def _largest(plans: Sequence[TopologyPlan]) -> list[str]:
+    lines: list[str] = []
+    for plan in plans:
+        if plan.largest:
+            lines += ["", f"Largest temporaries at the peak on {plan.topology}:"]
+        for buffer in plan.largest:
+            count = f"{buffer.count} × " if buffer.count > 1 else ""
+            operation = "/".join(buffer.operation.split("/")[-2:]) or buffer.name
+            lines.append(f"  {count}{size(buffer.size)} of {operation}{f', {buffer.line}' if buffer.line else ''}")
+    return lines
 
 
 def _savings(plans: Sequence[TopologyPlan]) -> list[str]:
