@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -21,8 +22,10 @@ from types import SimpleNamespace
 from replicax._base.drawing import HUES, Circle, Drawing, Line, Rect, Shape, Text
 from replicax._benchmark.picture import chart
 from replicax._benchmark.report import TIMES
+from replicax._plan import timeline as timelines
 from replicax._plan.picture import drawing_of
 from replicax._plan.report import Memory, TopologyPlan
+from replicax._plan.schedule import Event
 
 HERE = Path(__file__).parents[1]
 IMAGES = HERE / "docs" / "images"
@@ -210,6 +213,12 @@ def plan() -> Drawing:
     return drawing_of("train_step", [of_column(i) for i in range(len(topologies))])
 
 
+def timeline() -> Drawing:
+    """The timeline of the step in timeline.json, beside this script. Its events are invented: no compiler made them."""
+    example = json.loads(Path(__file__).with_name("timeline.json").read_text(encoding="utf-8"))
+    return timelines.chart(example["step"], example["topology"], [Event(*values) for values in example["events"]])
+
+
 PLAN_ROWS = {
     "variables": "variables",
     "state": "optimizer and other state",
@@ -232,7 +241,14 @@ def train_step() -> None:
         (IMAGES / "train_step.svg").write_text(picture, encoding="utf-8")
 
 
-DRAWINGS = {"idea": idea, "devices": devices, "parts": parts, "benchmark": benchmark, "plan": plan}
+DRAWINGS = {
+    "idea": idea,
+    "devices": devices,
+    "parts": parts,
+    "benchmark": benchmark,
+    "plan": plan,
+    "timeline": timeline,
+}
 PROGRAMS = {"train_step": train_step, "digits": digits}
 
 

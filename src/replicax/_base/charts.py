@@ -67,14 +67,14 @@ class Chart(Drawing):
         self.add(Text(_MARGIN, self._y, title, 15, bold=True))
         self._y += 16
 
-    def legend(self, names: Sequence[str]) -> None:
+    def legend(self, names: Sequence[str], hues: Sequence[str] = HUES) -> None:
         """Writes the names of series in their colours, above everything else."""
         x = _MARGIN
         for number, name in enumerate(names):
             wide = 18 + width_of(name, 12)
             if x > _MARGIN and x + wide > self.width - _MARGIN:
                 x, self._y = _MARGIN, self._y + 18
-            hue = HUES[number % len(HUES)]
+            hue = hues[number % len(hues)]
             self.add(Rect(x, self._y, 11, 11, fill=hue, radius=2), Text(x + 16, self._y + 10, name, 12, fill="muted"))
             x += wide + 14
         self._y += 26

@@ -1,15 +1,17 @@
-"""Plans as a picture: the memory of a device, and what bounds the time of a step."""
+"""Plans as a picture: the memory of a device, the bounds of a step's time, and its timeline."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from replicax._base import charts, drawing
 from replicax._base.charts import Chart, Row, Value
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.planning import PlanError
 from replicax._base.quantities import seconds, size
+from replicax._plan import page, timeline
 from replicax._plan.report import TopologyPlan
 
 _PARTS = {
@@ -21,24 +23,37 @@ _PARTS = {
     "temporaries": "temporaries",
     "code": "program",
 }
+_PAGE = ".html"
 
 
 def check(path: str | os.PathLike[str]) -> None:
     """Raises `PlanError` if no picture can be written to this file."""
     try:
-        drawing.check(path)
+        drawing.check(path, [_PAGE])
     except (InvalidArgumentError, ImportError) as error:
         raise PlanError(f"The plan cannot be drawn to {path}: {error}") from None
 
 
 def draw(path: str | os.PathLike[str], step: str, plans: Sequence[TopologyPlan]) -> None:
-    """Writes the picture of a step's plans to a file."""
+    """Writes the picture of a step's plans to a file; with the ending ".html", as a page."""
     check(path)
-    drawing_of(step, plans).save(path)
+    if Path(path).suffix.lower() == _PAGE:
+        page.write(path, step, _charts(step, plans).svg(), plans)
+    else:
+        drawing_of(step, plans).save(path)
 
 
 def drawing_of(step: str, plans: Sequence[TopologyPlan]) -> Chart:
     """Returns the picture of a step's plans."""
+    picture = _charts(step, plans)
+    for plan in plans:
+        if timeline.has_bars(plan.timeline):
+            picture.put_below(timeline.chart(step, plan.topology, plan.timeline))
+    return picture
+
+
+def _charts(step: str, plans: Sequence[TopologyPlan]) -> Chart:
+    """Returns the picture of memory and bounds."""
     picture = _memory(step, plans)
     if timed := [plan for plan in plans if plan.bounds]:
         picture.put_below(_times(step, timed))

@@ -39,11 +39,15 @@ class Plan:
         return table.text(self.step, self.topologies)
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        """Draws the memory of a device and the bounds of a step's time, for each topology.
+        """Draws the memory of a device, the bounds of a step's time, and the timeline of a step, for each topology.
+
+        The timeline has the operations in the order of the compiled program: computation above, collectives below. Each
+        bar is as long as the operation takes at least. Communication that the computation waits for is marked.
+        Topologies of CPU devices have none.
 
         Args:
-            path: the file. With the ending ".svg" it needs no library, with ".png" and others of matplotlib's it needs
-                matplotlib.
+            path: the file. With the ending ".svg" it needs no library. ".html" is a page that names an
+                operation when you point at its bar; it needs none, either. ".png" and others need matplotlib.
 
         >>> import os, tempfile, jax.numpy as jnp, replicax as rx
         >>> path = tempfile.mkdtemp() + "/plan.svg"
