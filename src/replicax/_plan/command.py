@@ -44,6 +44,8 @@ def parser(name: str) -> argparse.ArgumentParser:
     add("--step", metavar="NAME", help=text)
     text = "install the compiler for GPUs or for TPUs in an environment of its own, in the user's cache"
     add("--install", action=_Install, choices=["gpu", "tpu"], help=text)
+    text = "the axes of the step's mesh, from the one that spans hosts to the one within a host, such as data,model"
+    add("--axes", type=lambda names: names.split(","), metavar="AXES", help=text)
     text = "the most seconds that one compilation takes (default: %(default)g)"
     add("--time-limit", type=_seconds, default=options.TIME_LIMIT, metavar="SECONDS", help=text)
     text = "serve TensorFlow's names by replicax.tf, as replicax run-tf does"
@@ -80,14 +82,21 @@ def main(arguments: Sequence[str], name: str) -> int:
     """Runs the command, and returns its exit status."""
     given = parser(name).parse_args(arguments)
     first: chips.Topology = given.topology[0]
-    names = [each.name for each in given.topology]
-    chosen = options.Options(names, given.step, given.picture, given.module, given.time_limit)
+    chosen = options.Options(
+        topologies=[each.name for each in given.topology],
+        step=given.step,
+        picture=given.picture,
+        module=given.module,
+        axes=given.axes,
+        time_limit=given.time_limit,
+        command=[given.program, *given.arguments],
+    )
     devices = f"{first.platform.upper()}:{min(first.size, options.MOST_DEVICES)}"
     variables = {**os.environ, "JAX_PLATFORMS": "cpu", "REPLICAX_VIRTUAL_DEVICES": devices}
     variables.pop("TF_CONFIG", None)  # the plan is made in one process
     variables = tensorflow_programs.environment(variables) if given.tf else variables
-    command = [sys.executable, "-m", "replicax._plan.program", json.dumps(dataclasses.asdict(chosen)), given.program]
+    command = [sys.executable, "-m", "replicax._plan.program", json.dumps(dataclasses.asdict(chosen))]
     try:
-        return subprocess.run([*command, *given.arguments], env=variables, check=False).returncode
+        return subprocess.run([*command, *chosen.command], env=variables, check=False).returncode
     except KeyboardInterrupt:
         return 130

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NoReturn
 
+import jax
 import numpy as np
 
 from replicax._base import nest
+from replicax._base.planning import PlanError
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import Leaf, Tree
 from replicax._engine.function import Function
 from replicax._plan import api, chips
 from replicax._plan import picture as drawing
+from replicax._plan.jit_steps import JitStep
 from replicax._plan.lowering import Step
-from replicax._plan.options import Options
+from replicax._plan.options import MOST_DEVICES, Options
 from replicax._plan.plans import Plan
+from replicax._plan.report import TopologyPlan
+from replicax._plan.source_lines import is_users
 from replicax._tracing import frames
 from replicax._values import PerReplica
+
+_LARGE = 2**28  # bytes of results: a function that returns more is not run before the step
 
 
 class Planned(SystemExit):
@@ -37,40 +55,149 @@ class Planner:
 
     @contextlib.contextmanager
     def in_calls(self) -> Iterator[None]:
-        """Returns a context in which `call` handles every call of a compiled function from outside of a trace."""
-        before = Function.__call__
+        """Return a context in which the planner handles every call of a compiled function from outside of a trace."""
+        call, jit = Function.__call__, jax.jit
 
-        def called(function: Function, *args: Tree, **kwargs: Tree) -> Tree:
+        def planned(function: Function, *args: Tree, **kwargs: Tree) -> Tree:
             if frames.is_tracing():
-                return before(function, *args, **kwargs)
+                return call(function, *args, **kwargs)
             return self.call(function, args, kwargs)
 
-        setattr(Function, "__call__", called)  # noqa: B010 - types do not know that classes change
-        try:
+        def intercepted(*args: Any, **options: Any) -> Any:
+            compiled = jit(*args, **options)
+            is_users = _is_of_user(sys._getframe(1))
+            if not args:  # it is a decorator
+                return lambda function: _Jitted(compiled(function), self) if is_users else compiled(function)
+            return _Jitted(compiled, self) if is_users else compiled
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_replaced(Function, "__call__", planned))
+            stack.enter_context(_replaced(jax, "jit", intercepted))
+            for name in ("devices", "local_devices"):
+                stack.enter_context(_replaced(jax, name, self._devices(getattr(jax, name))))
+            for name in ("device_count", "local_device_count"):
+                stack.enter_context(_replaced(jax, name, self._device_count(getattr(jax, name))))
             yield
-        finally:
-            setattr(Function, "__call__", before)  # noqa: B010
+
+    def _devices(self, devices: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """Return `jax.devices` for a program that sees as many devices as the first topology has.
+
+        JAX has one more: the CPU that the virtual devices of another platform come with.
+        """
+        number = self._topologies[0].size
+        return lambda *args, **options: devices(*args, **options)[: None if args or options else number]
+
+    def _device_count(self, count: Callable[..., int]) -> Callable[..., int]:
+        number = self._topologies[0].size
+        return lambda *args, **options: count(*args, **options) if args or options else min(number, count())
 
     def call(self, function: Function, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
-        """Plans the step and ends the program; returns zeros in place of the results of another function."""
+        """Plan the step and end the program; return zeros in place of the results of another function."""
         step = Step(function, args, kwargs)
-        is_step = step.assigns if self._options.step is None else step.name == self._options.step
+        if self._is_step(step.name, step.assigns):
+            self._plan(step, self._topologies)
+        return nest.map_structure(_zeros, step.results)
+
+    def call_jitted(self, function: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
+        """Plan the step and end the program; run another function, or return zeros if its results are large."""
+        step = JitStep(function, args, kwargs)
+        if not self._is_step(step.name, step.gives_back):
+            return step.zeros() if step.result_size > _LARGE else function(*args, **kwargs)
+        # The mesh of the step has as many devices as the program sees.
+        own = [each for each in self._topologies if each.size == self._topologies[0].size or not step.has_mesh]
+        return self._plan(step, own)
+
+    def _is_step(self, name: str, looks_like_one: bool) -> bool:
+        is_step = looks_like_one if self._options.step is None else name == self._options.step
         if not is_step:
-            self._passed[step.name] = None
-            return nest.map_structure(_zeros, step.results)
-        plan = Plan(step.name, tuple(api.compile_all(step, self._topologies, self._options.time_limit)))
+            self._passed[name] = None
+        return is_step
+
+    def _plan(self, step: Step | JitStep, topologies: Sequence[chips.Topology]) -> NoReturn:
+        """Plan the step, in further processes for topologies of other sizes; print the plan, and end the program."""
+        options = self._options
+        plans = api.compile_all(step, topologies, options.axes, options.time_limit)
+        if options.result is not None:
+            Path(options.result).write_bytes(pickle.dumps(plans))
+            raise Planned(0)
+        found = {plan.topology: plan for plan in plans}
+        others = [topology for topology in self._topologies if topology.name not in found]
+        for size in dict.fromkeys(topology.size for topology in others):
+            elsewhere = _plan_elsewhere(options, [topology for topology in others if topology.size == size])
+            found.update({plan.topology: plan for plan in elsewhere})
+        plan = Plan(step.name, tuple(found[topology.name] for topology in self._topologies))
         print(plan, flush=True)
-        if self._options.picture is not None:
-            plan.draw(self._options.picture)
+        if options.picture is not None:
+            plan.draw(options.picture)
         raise Planned(0)
 
     def advice(self) -> str:
         """Returns what to say of a program that has ended without its step."""
         if not self._passed:
-            return "The program has ended and called no function of `replicax.function`: there is no step to plan."
+            return (
+                "The program has ended and called no function of `replicax.function` or `jax.jit`: there is no step to "
+                "plan."
+            )
         names = ", ".join(self._passed)
-        wanted = "assigns variables" if self._options.step is None else f"has the name {self._options.step!r}"
-        return f"No compiled function that the program calls {wanted}. Choose a step with --step NAME from: {names}."
+        expected = "assigns variables or returns an argument with new values"
+        if self._options.step is not None:
+            expected = f"has the name {self._options.step!r}"
+        return f"No compiled function that the program calls {expected}. Choose a step with --step NAME from: {names}."
+
+
+@contextlib.contextmanager
+def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Return a context in which a member of a class or a module is another one."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+class _Jitted:
+    """A compiled function of the user's program, the calls of which the planner handles outside of traces."""
+
+    def __init__(self, function: Callable[..., Tree], planner: Planner):
+        functools.update_wrapper(self, function)
+        self._function, self._planner = function, planner
+
+    def __call__(self, *args: Tree, **kwargs: Tree) -> Tree:
+        if frames.is_tracing():
+            return self._function(*args, **kwargs)
+        return self._planner.call_jitted(self._function, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+
+def _is_of_user(frame: types.FrameType) -> bool:
+    """Return whether the user's program calls `jax.jit` here, or a library's own `jit` on its behalf."""
+    module = frame.f_globals.get("__name__", "")
+    return module.startswith(("flax.nnx.", "equinox.")) or is_users(frame.f_code.co_filename)
+
+
+def _plan_elsewhere(options: Options, topologies: Sequence[chips.Topology]) -> list[TopologyPlan]:
+    """Run the program in another process, which has as many devices as these topologies; return their plans."""
+    with tempfile.TemporaryDirectory(prefix="replicax-plan-") as folder:
+        file = Path(folder, "plans")
+        names = [topology.name for topology in topologies]
+        others = replace(options, topologies=names, picture=None, result=str(file))
+        devices = f"{topologies[0].platform.upper()}:{min(topologies[0].size, MOST_DEVICES)}"
+        variables = {**os.environ, "REPLICAX_VIRTUAL_DEVICES": devices}
+        command = [sys.executable, "-m", "replicax._plan.program", json.dumps(asdict(others)), *options.command]
+        ended = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, check=False)
+        if ended.returncode or not file.exists():
+            raise PlanError(
+                f"The program has no plan for {', '.join(names)}: run again with as many devices, it ended with status "
+                f"{ended.returncode}. Its messages are above."
+            )
+        plans: list[TopologyPlan] = pickle.loads(file.read_bytes())
+        return plans
 
 
 def _zeros(leaf: Leaf) -> Leaf:

@@ -77,6 +77,8 @@ class Costs:
 
     def of(self, computation: str, instruction: Instruction) -> Cost:
         """Return the cost of an instruction, but for the computations that a loop, a call or a condition runs."""
+        if instruction.opcode == "copy-start":  # of TPUs, between their memory and the one beside the arithmetic
+            return Cost(bytes=sum(arrays_in_memory(instruction.shape)[:2]))
         if instruction.opcode in _FREE or instruction.opcode.endswith(("-start", "-done")):
             return Cost()
         shapes = self._shapes[computation]
@@ -151,7 +153,7 @@ def links_and_network(collective: Collective, topology: Topology) -> tuple[float
         return 0.0, 0.0
     within = across = 0.0
     for group in collective.groups or (tuple(range(collective.devices)),):
-        hosts = len({device // topology.per_host for device in group})
+        hosts = len({topology.host_of(place) for place in group})
         own = len(group) / hosts
         if collective.kind in ("collective-permute", "collective-broadcast"):
             shares = (0.0, 1.0) if hosts > 1 else (1.0, 0.0)

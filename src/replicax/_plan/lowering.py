@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
@@ -65,6 +65,47 @@ class Lowered:
     replicas: int
     inputs: Inputs
     order: list[int] | None = None
+
+
+def arrange(lowered: Lowered, axes: Sequence[str] | None) -> Lowered:
+    """Return a lowered step with the devices of its mesh in another order.
+
+    Args:
+        lowered: the step.
+        axes: the mesh's axes from the outermost, which spans hosts, to the innermost, which lies within a host; None
+            for the order of the mesh.
+
+    Raises:
+        PlanError: the mesh has other axes.
+    """
+    if axes is None:
+        return lowered
+    names, sizes = list(lowered.axes), lowered.axes
+    if sorted(axes) != sorted(names):
+        raise PlanError(
+            f"`axes` lists the axes of the mesh, from the one that spans hosts to the one within a host. The mesh has "
+            f"{', '.join(names)}; got {', '.join(axes)}."
+        )
+    numbers = np.arange(math.prod(sizes.values())).reshape([sizes[axis] for axis in axes])
+    order = numbers.transpose([list(axes).index(name) for name in names]).ravel().tolist()
+    return replace(lowered, order=order)
+
+
+def layout(lowered: Lowered, topology: Topology) -> str:
+    """Return where the axes of a mesh lie, such as "data 2x4, model 1x2" for hosts x devices of each.
+
+    It is empty for one axis on one host.
+    """
+    used = math.prod(lowered.axes.values())
+    if used < topology.size:
+        return f"{used} of {topology.size} devices"
+    grid = np.array(lowered.order or range(used)).reshape(list(lowered.axes.values())) // topology.per_host
+    texts = []
+    for place, (axis, count) in enumerate(lowered.axes.items()):
+        line = grid[tuple(slice(None) if i == place else 0 for i in range(grid.ndim))]
+        hosts = len(set(line.tolist()))
+        texts += [f"{axis} {hosts}x{count // hosts}"] if count > 1 else []
+    return ", ".join(texts) if len(texts) > 1 or topology.hosts > 1 else ""
 
 
 class Step:
@@ -154,7 +195,7 @@ class Step:
         return Lowered(
             bytes(exported.serialize()),
             {"replica": 1} if mesh is None else dict(zip(mesh.mesh.axis_names, mesh.mesh.axis_sizes)),
-            [_spec_of(leaf) for leaf in flat],
+            [spec_of(leaf) for leaf in flat],
             [] if program._keeps else list(range(len(groups[0]) + len(groups[1]))),
             replicas,
             _inputs(program, [*groups[4], *groups[5]], replicas),
@@ -248,7 +289,8 @@ def _planned(leaf: Leaf, mesh: ReplicaMesh | None, was_alone: bool) -> Leaf:
     return of_array(PerReplica, stacked, mesh)
 
 
-def _spec_of(leaf: Leaf) -> list[object]:
+def spec_of(leaf: Leaf) -> list[object]:
+    """Return how the dimensions of an array are split over the axes of its mesh."""
     sharding = getattr(leaf, "sharding", None)
     return list(sharding.spec) if isinstance(sharding, NamedSharding) else []
 
@@ -269,12 +311,12 @@ def _inputs(program: Program, batch: Sequence[Leaf], replicas: int) -> Inputs:
         assert isinstance(variable, Variable)
         storage, names = variable._storage, _names_of(variable)
         for kind, sharding, name in zip(storage.leaf_types(False), storage.shardings(), names):
-            size = _bytes_on_device(kind, sharding)
+            size = bytes_on_device(kind, sharding)
             sizes[variable.trainable] += size
             whole = sharding is not None and sharding.is_fully_replicated
             if whole and cut_axis(kind, replicas) is not None:
                 wholes.append(_Whole(name, tuple(kind.shape), size, variable.trainable))
-    given = sum(_bytes_on_device(leaf, getattr(leaf, "sharding", None)) for leaf in batch)
+    given = sum(bytes_on_device(leaf, getattr(leaf, "sharding", None)) for leaf in batch)
     return Inputs(sizes[True], sizes[False], given, _with_state(wholes))
 
 
@@ -304,7 +346,8 @@ def _names_of(variable: Variable) -> list[str]:
     return [f"{name}{keystr(path)} {kind.dtype}{list(kind.shape)}" for path, kind in paths]
 
 
-def _bytes_on_device(kind: Leaf, sharding: object) -> int:
+def bytes_on_device(kind: Leaf, sharding: object) -> int:
+    """Return the bytes of an array's part on one device."""
     shape = kind.shape
     if isinstance(sharding, NamedSharding):
         shape = sharding.shard_shape(tuple(shape))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MOST_DEVICES = 256  # the most devices that a program sees: XLA has too few threads to run programs on more of a CPU
 TIME_LIMIT = 1800.0  # seconds for one compilation
@@ -17,11 +17,18 @@ class Options:
         step: the name of the function that is the step, None for the first that assigns variables.
         picture: the file to draw to, None for none.
         module: whether the program is a module.
+        axes: the axes of the step's mesh, from the one that spans hosts to the one within a host; None for the mesh's
+            own order.
         time_limit: the most seconds that one compilation takes.
+        result: the file to which the plans are written, pickled, in place of printing them; None to print.
+        command: the program and its arguments.
     """
 
     topologies: list[str]
     step: str | None = None
     picture: str | None = None
     module: bool = False
+    axes: list[str] | None = None
     time_limit: float = TIME_LIMIT
+    result: str | None = None
+    command: list[str] = field(default_factory=list)

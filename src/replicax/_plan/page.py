@@ -109,7 +109,7 @@ def _section(i: int, step: str, plan: TopologyPlan) -> str:
     waits = [f'<i class="wait" style="{_place(start, stop, end)}"></i>' for start, stop in timeline.waits(lanes)]
     return "\n".join(
         [
-            f"<section><h2>{escape(step)} on {escape(plan.topology)}: at least {seconds(end)}</h2>",
+            f"<section><h2>{escape(step)} on {escape(plan.topology)}: {seconds(end)} in the order of the compiler</h2>",
             f'<p>{escape(timeline.summary(events))}</p><p class="legend">{legend}</p>',
             '<p class="muted">Point at a bar to see its operation. The Tab key goes to long and to exposed ones.</p>',
             *(_zoom(f"zoom{i}", zoom) for zoom in _ZOOMS),

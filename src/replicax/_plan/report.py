@@ -68,12 +68,17 @@ class Inputs:
         variables, state, batch: as in `Memory`.
         copies: the bytes of the variables' arrays that are not sharded but can be, by name, each with its optimizer's
             state.
+        arguments: for a step of `jax.jit`, the bytes of each argument, by name. The ones that it returns with new
+            values are `variables`, and the others `batch`.
+        advice: sentences for the user.
     """
 
     variables: int = 0
     state: int = 0
     batch: int = 0
     copies: Mapping[str, int] = field(default_factory=dict)
+    arguments: Mapping[str, int] = field(default_factory=dict)
+    advice: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,8 @@ class TopologyPlan:
         collectives: every collective of a step.
         flops: the operations of a step on one device: XLA's count, and the products in further rounds of loops. XLA for
             GPUs counts nothing, so there it is the products alone.
-        bytes_moved: the bytes that the operations read and write. XLA's count, except for GPUs, takes the body of a
-            loop once.
+        bytes_moved: the bytes of memory that the operations read and write. For CPU devices it is XLA's count, which
+            takes the body of a loop once.
         compile_seconds: the seconds that compiling took here.
         savings: the three arrays that would save most if they were sharded, with their optimizer's state: names, and
             bytes saved on each device.
@@ -101,6 +106,8 @@ class TopologyPlan:
             "tf32" is float32 as GPUs compute it by default.
         largest: the ten largest temporaries at the moment when they take most memory.
         timeline: the operations of a step in the order of the compiler's schedule; empty for CPU devices.
+        arguments: for a step of `jax.jit`, the bytes of each argument on a device, by name.
+        advice: sentences on how the step would need less.
         layout: where the axes of the mesh lie, such as "data 2x4, model 1x2" for hosts x devices; empty for one axis on
             one host.
     """
@@ -120,6 +127,8 @@ class TopologyPlan:
     products: Mapping[str, float] = field(default_factory=dict)
     largest: tuple[Buffer, ...] = ()
     timeline: tuple[Event, ...] = field(default=(), repr=False)
+    arguments: Mapping[str, int] = field(default_factory=dict)
+    advice: tuple[str, ...] = ()
     layout: str = ""
 
     @property
@@ -134,6 +143,11 @@ class TopologyPlan:
             return None
         name = max(self.bounds, key=lambda each: self.bounds[each])
         return name, self.bounds[name]
+
+    @property
+    def scheduled_seconds(self) -> float:
+        """The seconds of the timeline: each operation at its least time, one after the other where they wait."""
+        return max((event.end for event in self.timeline), default=0.0)
 
     @property
     def exposed(self) -> float:
@@ -169,9 +183,21 @@ def report(
         if not limit:
             raise PlanError(_does_not_compile(measured["error"], topology))
         return TopologyPlan(
-            topology.name, replicas, None, needed, limit or available, (), 0.0, 0.0,
-            measured["seconds"], savings, measured["error"], layout=layout,
-        )  # fmt: skip
+            topology=topology.name,
+            replicas=replicas,
+            memory=None,
+            needed=needed,
+            available=limit or available,
+            collectives=(),
+            flops=0.0,
+            bytes_moved=0.0,
+            compile_seconds=measured["seconds"],
+            savings=savings,
+            error=measured["error"],
+            arguments=inputs.arguments,
+            advice=inputs.advice,
+            layout=layout,
+        )
     sizes, text = measured["memory"], measured["text"]
     memory = Memory(
         **known,
@@ -186,7 +212,7 @@ def report(
     cost, once = costs.total(), costs.total(all_rounds=False)
     of_products = sum(cost.products.values())
     flops = measured["flops"] + of_products - sum(once.products.values()) if measured["flops"] else of_products
-    moved = measured["bytes"] or cost.bytes
+    moved = measured["bytes"] if topology.chip is None else cost.bytes
     return TopologyPlan(
         topology=topology.name,
         replicas=replicas,
@@ -202,6 +228,8 @@ def report(
         products=dict(cost.products),
         largest=largest_buffers(module, lines),
         timeline=schedule.timeline(module, topology, lines),
+        arguments=inputs.arguments,
+        advice=inputs.advice,
         layout=layout,
     )
 

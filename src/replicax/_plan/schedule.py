@@ -114,7 +114,7 @@ class _Scheduler:
         elif instruction.opcode in ("call", "conditional"):
             for called in called_by(instruction):
                 self.run(called)
-        else:
+        elif not instruction.opcode.endswith("-start"):  # other units copy and communicate beside the computation
             cost = self._costs.of(computation, instruction)
             if time := seconds_of(cost, self._topology):
                 kind, size = _kind_of(instruction, cost)

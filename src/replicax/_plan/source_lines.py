@@ -44,7 +44,7 @@ class SourceLines:
 
         It is the innermost line outside of libraries.
         """
-        if (source := re.search(r'source_file="([^"]+)" source_line=(\d+)', instruction)) and _is_users(source[1]):
+        if (source := re.search(r'source_file="([^"]+)" source_line=(\d+)', instruction)) and is_users(source[1]):
             return f"{PurePath(source[1]).name}:{source[2]}"
         match = re.search(r"stack_frame_id=(\d+)", instruction)
         frame, seen = int(match[1]) if match else 0, set[int]()
@@ -52,10 +52,11 @@ class SourceLines:
             seen.add(frame)
             location, frame = self._frames[frame]
             file, line = self._locations.get(location, (0, 0))
-            if _is_users(name := self._files.get(file, "")):
+            if is_users(name := self._files.get(file, "")):
                 return f"{PurePath(name).name}:{line}"
         return ""
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
+    """Return whether a source file belongs to the user, and not to a library."""
     return bool(file) and not any(part in file for part in _LIBRARIES)

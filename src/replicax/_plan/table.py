@@ -33,7 +33,7 @@ def text(step: str, plans: Sequence[TopologyPlan]) -> str:
         for name, cells in rows
     ]
     lines.insert(1, "-" * (width + sum(wide + 2 for wide in columns)))
-    return "\n".join([*lines, *_hints(plans), *_savings(plans), *_largest(plans), *_listed(plans), *_errors(plans)])
+    return "\n".join([*lines, *_advice(plans), *_savings(plans), *_largest(plans), *_listed(plans), *_errors(plans)])
 
 
 def _fits(plan: TopologyPlan) -> str:
@@ -53,7 +53,11 @@ def _memory_rows(plans: Sequence[TopologyPlan]) -> list[Row]:
         "  program": lambda memory: memory.code,
     }
     rows: list[Row] = [("memory of a device", [])]
-    for name, part in parts.items():
+    arguments = dict.fromkeys(name for plan in plans for name in plan.arguments)
+    for name in arguments:
+        sizes = [plan.arguments.get(name) for plan in plans]
+        rows.append((f"  argument {name}", ["-" if each is None else size(each) for each in sizes]))
+    for name, part in list(parts.items())[3 if arguments else 0 :]:
         rows.append((name, [size(part(plan.memory)) if plan.memory else "-" for plan in plans]))
     rows.append(("  needed", [size(plan.needed) for plan in plans]))
     rows.append(("  there is", [size(plan.available) if plan.available else "-" for plan in plans]))
@@ -89,9 +93,14 @@ def _time_rows(plans: Sequence[TopologyPlan]) -> list[Row]:
         cells = [seconds(plan.bounds[name]) if name in plan.bounds else "-" for plan in plans]
         rows.append((f"  for {name}", cells))
     if any(plan.timeline for plan in plans):
-        rows.append(("collectives that are waited for", [_exposed(plan) for plan in plans]))
+        rows.append(("in the compiler's order", [_in_order(plan) for plan in plans]))
+        rows.append(("  waiting for collectives", [_exposed(plan) for plan in plans]))
     rows.append(("compiled in", [seconds(plan.compile_seconds) for plan in plans]))
     return rows
+
+
+def _in_order(plan: TopologyPlan) -> str:
+    return seconds(plan.scheduled_seconds) if plan.timeline else "-"
 
 
 def _exposed(plan: TopologyPlan) -> str:
@@ -100,9 +109,9 @@ def _exposed(plan: TopologyPlan) -> str:
     return f"{size(plan.exposed)}, {seconds(plan.exposed_seconds)}" if plan.exposed else "none"
 
 
-def _hints(plans: Sequence[TopologyPlan]) -> list[str]:
-    """Return a line for each topology whose memory JAX does not take as a whole by default."""
-    lines = []
+def _advice(plans: Sequence[TopologyPlan]) -> list[str]:
+    """Return advice, and a line for each topology whose memory JAX does not take as a whole by default."""
+    lines = [line for advice in dict.fromkeys(text for plan in plans for text in plan.advice) for line in ("", advice)]
     for plan in plans:
         chip = chips.parse(plan.topology).chip
         share = plan.needed / plan.available if plan.available else 0.0

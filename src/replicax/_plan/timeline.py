@@ -192,7 +192,7 @@ def chart(step: str, topology: str, events: Sequence[Event]) -> Chart:
         topology: its name.
         events: of the step.
     """
-    return _Timeline(f"{step} on {topology}: at least {seconds(end_of(events))}", events)
+    return _Timeline(f"{step} on {topology}: {seconds(end_of(events))} in the order of the compiler", events)
 
 
 class _Timeline(Chart):

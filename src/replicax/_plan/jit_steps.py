@@ -1,0 +1,261 @@
+"""Steps that the user has compiled with `jax.jit`, `nnx.jit` or `eqx.filter_jit`, lowered for planned devices."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from replicax._base import doc_pages
+from replicax._base.jax_internals import callback_of, users_line
+from replicax._base.jaxprs import equations
+from replicax._base.planning import PlanError
+from replicax._base.quantities import size
+from replicax._base.types import Leaf, Tree
+from replicax._plan.chips import Topology
+from replicax._plan.lowering import Lowered, bytes_on_device, spec_of
+from replicax._plan.report import Inputs
+
+_VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+Signature = tuple[tuple[int, ...], str]
+
+
+def is_jitted(step: Callable[..., Tree]) -> bool:
+    """Return whether a function is one of `jax.jit`, `nnx.jit` or `eqx.filter_jit`."""
+    return callable(getattr(step, "lower", None))
+
+
+class JitStep:
+    """A compiled function of the user's own, traced as it is, which can be lowered for devices that are not there.
+
+    The arrays among the arguments may be `ShapeDtypeStruct`s. Their `NamedSharding`s, or those of the function, name
+    the axes of a mesh that has as many devices as the topology. Without any, the step is planned for one device.
+
+    Args:
+        function: the compiled function.
+        args, kwargs: the arguments of a call.
+
+    Attributes:
+        name: the function's.
+        donated: the numbers of the arrays that the function takes over.
+        has_mesh: whether it names the axes of a mesh.
+        gives_back: whether it returns one of its arguments with new values, as a training step does.
+
+    Raises:
+        PlanError: the arrays are on several meshes, or the step calls Python while it runs.
+    """
+
+    def __init__(self, function: Callable[..., Tree], args: tuple[Tree, ...], kwargs: Mapping[str, Tree] | None = None):
+        self._function, self.name = function, _name_of(function)
+        leaves, self._tree = jax.tree.flatten((args, dict(kwargs or {})))
+        self._places = [place for place, leaf in enumerate(leaves) if _is_array(leaf)]
+        self._constants = leaves
+        arrays = [leaves[place] for place in self._places]
+        self._jaxpr = jax.make_jaxpr(self._flat)(*map(_without_mesh_of_one, arrays))
+        self._refuse_callbacks()
+        calls = [eqn for eqn in self._jaxpr.eqns if "donated_invars" in eqn.params]
+        self.donated = self._donated(calls)
+        self._specs = self._with_shardings(arrays, calls)
+        self._mesh = self._find_mesh()
+        self.has_mesh = self._mesh is not None
+        self._arguments = _names_of_arguments(function, args, kwargs or {})
+        self.gives_back = any(self._given_back()) or self._gives_half_back()
+
+    @property
+    def result_size(self) -> int:
+        """The bytes of the results, on all devices together."""
+        return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in self._jaxpr.out_avals)
+
+    def zeros(self) -> Tree:
+        """Return zeros in place of the results, which take no memory."""
+        args, kwargs = jax.tree.unflatten(self._tree, self._constants)
+        return jax.tree.map(_zeros, jax.eval_shape(self._function, *args, **kwargs))
+
+    def lowered(self, topology: Topology) -> Lowered:
+        """Return it lowered for these devices.
+
+        Raises:
+            PlanError: the mesh has another number of devices.
+        """
+        axes = {"device": 1} if self._mesh is None else dict(zip(self._mesh.axis_names, self._mesh.axis_sizes))
+        if self._mesh is not None and (devices := math.prod(axes.values())) != topology.size:
+            listed = ", ".join(f"{name}={count}" for name, count in axes.items())
+            raise PlanError(
+                f"{self.name} cannot be planned for {topology.name}, which has {topology.size} devices: the mesh of "
+                f"its arrays has {devices} ({listed}). Make a mesh of {topology.size} devices: "
+                "`jax.sharding.AbstractMesh(sizes, names)` needs none of them. `replicax plan` gives a program as many "
+                "virtual devices as the topology has."
+            )
+        exported = export.export(jax.jit(self._flat), platforms=[topology.compiler])(*self._specs)
+        return Lowered(
+            bytes(exported.serialize()),
+            axes,
+            [spec_of(leaf) for leaf in self._specs],
+            self.donated,
+            math.prod(axes.values()),
+            self._inputs(),
+            _order_of(self._mesh),
+        )
+
+    def _flat(self, *arrays: Leaf) -> list[Leaf]:
+        """Call the function with these arrays; return its arrays, and those that it has put into its arguments."""
+        leaves = list(self._constants)
+        for place, array in zip(self._places, arrays):
+            leaves[place] = array
+        args, kwargs = jax.tree.unflatten(self._tree, leaves)
+        results = [leaf for leaf in jax.tree.leaves(self._function(*args, **kwargs)) if _is_array(leaf)]
+        after = jax.tree.leaves((args, kwargs))
+        return results + [new for new, old in zip(after, leaves) if new is not old and _is_array(new)]
+
+    def _refuse_callbacks(self) -> None:
+        for eqn in equations(self._jaxpr):
+            if callback_of(eqn) is not None:
+                raise PlanError(
+                    f"{self.name} cannot be planned: it calls Python while it runs, by {eqn.primitive.name} in "
+                    f"{users_line(eqn)}. Leave out what prints, asserts or calls back to plan the step. "
+                    f"See {doc_pages.page('how-to/planning#what-cannot-be-planned')}."
+                )
+
+    def _donated(self, calls: Sequence[jex.JaxprEqn]) -> list[int]:
+        """Return the numbers of the arrays that the compiled function takes over."""
+        donated = {
+            variable
+            for eqn in calls
+            for variable, is_donated in zip(eqn.invars, eqn.params["donated_invars"])
+            if is_donated and isinstance(variable, jex.Var)
+        }
+        return [i for i, variable in enumerate(self._jaxpr.jaxpr.invars) if variable in donated]
+
+    def _with_shardings(self, arrays: Sequence[Leaf], calls: Sequence[jex.JaxprEqn]) -> list[jax.ShapeDtypeStruct]:
+        """Return the arrays' shapes, with their own shardings or, where these are open, those of the function."""
+        of_function = {
+            variable: sharding
+            for eqn in calls
+            for variable, sharding in zip(eqn.invars, eqn.params["in_shardings"])
+            if isinstance(sharding, NamedSharding) and isinstance(variable, jex.Var)
+        }
+        specs = []
+        for array, variable in zip(arrays, self._jaxpr.jaxpr.invars):
+            own = getattr(array, "sharding", None)
+            sharding = own if isinstance(own, NamedSharding) and own.mesh.size > 1 else of_function.get(variable)
+            specs.append(jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding))
+        return specs
+
+    def _find_mesh(self) -> Mesh | AbstractMesh | None:
+        """Return the mesh of the arrays, or of the shardings inside of the step; None if there is none."""
+        of_arrays = [spec.sharding.mesh for spec in self._specs if isinstance(spec.sharding, NamedSharding)]
+        inside = [value for eqn in equations(self._jaxpr) for value in eqn.params.values()]
+        meshes = [value.mesh if isinstance(value, NamedSharding) else value for value in inside]
+        meshes = of_arrays + [mesh for mesh in meshes if isinstance(mesh, (Mesh, AbstractMesh)) and mesh.size > 1]
+        kinds = {(mesh.axis_names, mesh.axis_sizes): mesh for mesh in reversed(meshes)}
+        if len(kinds) > 1:
+            listed = " and ".join(str(dict(zip(names, sizes))) for names, sizes in kinds)
+            raise PlanError(f"{self.name} cannot be planned: its arrays are on {len(kinds)} meshes, {listed}. Use one.")
+        return meshes[0] if meshes else None
+
+    def _given_back(self) -> list[bool]:
+        """Return for each argument with arrays of floats whether the results have new values for all its arrays."""
+        outputs = Counter(_signature(aval) for aval in self._jaxpr.out_avals)
+        found = []
+        for numbers in self._arguments.values():
+            needed = Counter(_signature(self._specs[i]) for i in numbers)
+            floats = any(_is_float(self._specs[i]) for i in numbers)
+            is_back = floats and all(outputs[kind] >= count for kind, count in needed.items())
+            outputs -= needed if is_back else Counter()
+            found.append(is_back)
+        return found
+
+    def _gives_half_back(self) -> bool:
+        """Return whether the results have new values for half of the arrays; `eqx.filter_jit` merges all arguments."""
+        both = [[aval for aval in avals if _is_float(aval)] for avals in (self._specs, self._jaxpr.out_avals)]
+        inputs, outputs = (Counter(map(_signature, avals)) for avals in both)
+        return 2 * (inputs & outputs).total() >= inputs.total() > 0 and outputs.total() > 1
+
+    def _inputs(self) -> Inputs:
+        sizes = {name: sum(map(self._size, numbers)) for name, numbers in self._arguments.items() if numbers}
+        back = [name for name, is_back in zip(self._arguments, self._given_back()) if is_back]
+        variables = sum(sizes[name] for name in back)
+        kept = [name for name in back if not set(self._arguments[name]) <= set(self.donated)]
+        advice: tuple[str, ...] = ()
+        if kept and (saved := sum(sizes[name] for name in kept)) > 0.01 * sum(sizes.values()):
+            names = ", ".join(kept)
+            advice = (
+                f"The step returns new values of {names}. Donate them to save up to {size(saved)} on each device: "
+                "jax.jit(..., donate_argnames=...).",
+            )
+        return Inputs(variables, 0, sum(sizes.values()) - variables, arguments=sizes, advice=advice)
+
+    def _size(self, number: int) -> int:
+        spec = self._specs[number]
+        return bytes_on_device(spec, spec.sharding)
+
+
+def _name_of(function: Callable[..., Tree]) -> str:
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
+def _is_array(leaf: object) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
+
+
+def _is_float(spec: Any) -> bool:
+    return bool(jnp.issubdtype(spec.dtype, np.inexact))
+
+
+class _Zeros(np.ndarray[Any, Any]):
+    """Zeros that take no memory, with the sharding of the array for which they stand."""
+
+    sharding: Any = None
+
+
+def _zeros(spec: jax.ShapeDtypeStruct) -> _Zeros:
+    zeros = np.broadcast_to(np.zeros((), spec.dtype), spec.shape).view(_Zeros)
+    zeros.sharding = spec.sharding
+    return zeros
+
+
+def _without_mesh_of_one(leaf: Leaf) -> jax.ShapeDtypeStruct:
+    """Return the shape of an array, without the devices that it is on here, unless a mesh has several."""
+    sharding = getattr(leaf, "sharding", None)
+    named = isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if named else None)
+
+
+def _signature(spec: Any) -> Signature:
+    return tuple(spec.shape), str(spec.dtype)
+
+
+def _names_of_arguments(
+    function: Callable[..., Tree], args: tuple[Tree, ...], kwargs: Mapping[str, Tree]
+) -> dict[str, list[int]]:
+    """Return the numbers of the arrays of each argument, by its name."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    positional = [parameter for parameter in parameters if parameter.kind not in _VARIADIC]
+    names = [parameter.name for parameter in positional[: len(args)]]
+    names += [f"argument {i + 1}" for i in range(len(names), len(args))]
+    numbers, start = dict[str, list[int]](), 0
+    for name, tree in [*zip(names, args), *sorted(kwargs.items())]:
+        count = sum(map(_is_array, jax.tree.leaves(tree)))
+        numbers[name] = list(range(start, start + count))
+        start += count
+    return numbers
+
+
+def _order_of(mesh: Mesh | AbstractMesh | None) -> list[int] | None:
+    """Return the number of the device at each place of a mesh; None for a mesh without devices."""
+    if not isinstance(mesh, Mesh):
+        return None
+    numbers = [device.id for device in mesh.devices.flat]
+    return numbers if sorted(numbers) == list(range(len(numbers))) else None
