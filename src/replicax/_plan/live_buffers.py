@@ -11,6 +11,7 @@ from replicax._plan.least_time import arrays_in_memory
 from replicax._plan.source_lines import SourceLines
 
 _NO_BUFFER = {"parameter", "constant", "after-all", "partition-id", "replica-id"}
+_NAMES = {"get-tuple-element", "tuple", "bitcast"}  # which read no buffer
 _SAME_BUFFER = {"bitcast", "opt-barrier", "while", "dynamic-update-slice"}
 
 Buffers = tuple[frozenset[str], ...]  # for each array of a value, the names of the buffers that it may be in
@@ -26,6 +27,7 @@ class Buffer:
         operation: the operation of the user's program, such as "jit(train_step)/dot_general"; empty if unknown.
         line: the user's line, such as "train.py:31"; empty if unknown.
         count: how many buffers have this size, operation and line.
+        is_workspace: whether it is the workspace of a library such as cuBLAS.
     """
 
     size: int
@@ -33,6 +35,7 @@ class Buffer:
     operation: str = ""
     line: str = ""
     count: int = 1
+    is_workspace: bool = False
 
 
 def largest_buffers(module: Module, lines: SourceLines, number: int = 10) -> tuple[Buffer, ...]:
@@ -41,11 +44,12 @@ def largest_buffers(module: Module, lines: SourceLines, number: int = 10) -> tup
     The compiler does not publish where it puts buffers. So they are followed through its schedule: a buffer exists from
     the instruction that fills it to the last one that reads it. Buffers of the same operation and line are one entry.
     """
-    merged: dict[tuple[int, str, str], Buffer] = {}
+    merged: dict[tuple[object, ...], Buffer] = {}
     for instruction, size in _Computation(module, module.entry, is_entry=True).peak():
-        operation, line = _operation(instruction), lines.line_of(instruction.text)
-        first = merged.get((size, operation, line), Buffer(size, instruction.name, operation, line, count=0))
-        merged[size, operation, line] = replace(first, count=first.count + 1)
+        is_workspace = "custom_call_target" in instruction.text and size != arrays_in_memory(instruction.shape)[0]
+        kind = size, _operation(instruction), lines.line_of(instruction.text), is_workspace
+        first = merged.get(kind, Buffer(size, instruction.name, *kind[1:3], count=0, is_workspace=is_workspace))
+        merged[kind] = replace(first, count=first.count + 1)
     return tuple(sorted(merged.values(), key=lambda buffer: -buffer.size * buffer.count)[:number])
 
 
@@ -69,7 +73,7 @@ class _Computation:
         }
         for place, instruction in enumerate(self._instructions):
             self._buffers[instruction.name] = self._buffers_of(instruction, place, ends)
-            for operand in instruction.operands:
+            for operand in instruction.operands if instruction.opcode not in _NAMES else ():
                 for buffer in frozenset().union(*self._buffers.get(operand, ())):
                     self._last_use[buffer] = place
         results = self._buffers[self._instructions[-1].name] if self._instructions else ()

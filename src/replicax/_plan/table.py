@@ -132,7 +132,8 @@ def _largest(plans: Sequence[TopologyPlan]) -> list[str]:
         for buffer in plan.largest:
             count = f"{buffer.count} × " if buffer.count > 1 else ""
             operation = "/".join(buffer.operation.split("/")[-2:]) or buffer.name
-            lines.append(f"  {count}{size(buffer.size)} of {operation}{f', {buffer.line}' if buffer.line else ''}")
+            what = "workspace of " if buffer.is_workspace else ""
+            lines.append(f"  {count}{size(buffer.size)}: {what}{operation}{f', {buffer.line}' if buffer.line else ''}")
     return lines
 
 
