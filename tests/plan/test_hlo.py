@@ -168,7 +168,7 @@ def test_a_step_that_does_not_compile_is_reported_with_the_lines_of_xla_and_the_
     error = (
         'UNIMPLEMENTED: no such sort\n  at f32[8] sort(...), metadata={source_file="/home/me/train.py" source_line=7}'
     )
-    with pytest.raises(PlanError, match=r"does not compile the step of train.py:7 for h100:8: UNIMPLEMENTED: no such"):
+    with pytest.raises(PlanError, match=r"does not compile the step for h100:8 at train.py:7: UNIMPLEMENTED: no such sort at f32"):
         report(parse("h100:8"), 8, Inputs(), {"error": error, "seconds": 2.0})
 
 

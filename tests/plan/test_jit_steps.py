@@ -211,3 +211,17 @@ def test_lines_of_libraries_are_left_out():
     assert lines.line_of(text("/home/me/train.py")) == "train.py:7"
     assert lines.line_of(text("/usr/lib/python3.11/site-packages/optax/losses.py")) == ""
     assert lines.line_of(text(rx.__file__)) == "" and lines.line_of("add(%a)") == ""
+
+
+def test_calls_of_libraries_are_exported_and_what_jax_cannot_lower_is_named():
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    eigenvalues = JitStep(jax.jit(jnp.linalg.eigvals), (x,)).lowered(parse("h100:1"))
+    assert eigenvalues.program  # although JAX promises nothing for cuSolver's calls of other versions
+    from jax.experimental import pallas  # kernels for TPUs are lowered for TPUs alone
+
+    def double(source, target):
+        target[...] = 2 * source[...]
+
+    kernel = jax.jit(lambda x: pallas.pallas_call(double, out_shape=x)(x))
+    with pytest.raises(PlanError, match="cannot be planned for cpu:1: JAX does not lower it. "):
+        JitStep(kernel, (x,)).lowered(parse(1))

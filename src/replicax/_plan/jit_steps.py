@@ -12,7 +12,6 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
-from jax import export
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from replicax._base import doc_pages
@@ -22,7 +21,7 @@ from replicax._base.planning import PlanError
 from replicax._base.quantities import size
 from replicax._base.types import Leaf, Tree
 from replicax._plan.chips import Topology
-from replicax._plan.lowering import Lowered, bytes_on_device, spec_of
+from replicax._plan.lowering import Lowered, bytes_on_device, export_program, spec_of
 from replicax._plan.report import Inputs
 
 _VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
@@ -95,7 +94,7 @@ class JitStep:
                 "`jax.sharding.AbstractMesh(sizes, names)` needs none of them. `replicax plan` gives a program as many "
                 "virtual devices as the topology has."
             )
-        exported = export.export(jax.jit(self._flat), platforms=[topology.compiler])(*self._specs)
+        exported = export_program(self.name, jax.jit(self._flat), self._specs, topology)
         return Lowered(
             bytes(exported.serialize()),
             axes,

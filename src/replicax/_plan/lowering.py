@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -65,6 +66,30 @@ class Lowered:
     replicas: int
     inputs: Inputs
     order: list[int] | None = None
+
+
+def export_program(name: str, function: Any, args: Sequence[Tree], topology: Topology) -> export.Exported:
+    """Export a compiled function for the planned devices.
+
+    JAX does not export calls of libraries and kernels that another version may not have. Here the compiler has the same
+    version, so they are allowed.
+
+    Raises:
+        PlanError: JAX has no implementation of an operation for these devices.
+    """
+    allowed: dict[str, export.DisabledSafetyCheck] = {}
+    while True:
+        exporter = export.export(function, platforms=[topology.compiler], disabled_checks=list(allowed.values()))
+        try:
+            return exporter(*args)
+        except (NotImplementedError, ValueError, RuntimeError, TypeError) as error:
+            targets = set(re.findall(r"custom_call @([\w.$]+)", str(error))) - set(allowed)
+            if not targets:
+                text = str(error).strip().splitlines() or [type(error).__name__]
+                raise PlanError(
+                    f"{name} cannot be planned for {topology.name}: JAX does not lower it. {text[0]}"
+                ) from error
+            allowed.update({target: export.DisabledSafetyCheck.custom_call(target) for target in targets})
 
 
 def arrange(lowered: Lowered, axes: Sequence[str] | None) -> Lowered:
@@ -188,7 +213,7 @@ class Step:
         groups = program.arguments(call)
         tracing.close()
         self._refuse_callbacks(jaxpr)
-        exported = export.export(program.compiled, platforms=[topology.compiler])(*groups)
+        exported = export_program(self.name, program.compiled, groups, topology)
         flat = [leaf for group in groups for leaf in group]
         mesh = self.mesh
         replicas = 1 if mesh is None else mesh.size

@@ -236,15 +236,11 @@ def report(
 
 def _does_not_compile(error: str, topology: Topology) -> str:
     """Return the message about a step that XLA refuses: XLA's line, and the user's where XLA names it."""
-    lines = [line.strip() for line in error.strip().splitlines() if line.strip()]
+    said = " ".join(error.split())[:300] or "it says nothing."
     users = SourceLines(error).line_of(error)
-    place = re.search(r'op_name="([^"]*)"', error)
-    where = f" of {users}" if users else f" of {place[1]}" if place else ""
-    return (
-        f"XLA does not compile the step{where} for {topology.name}: {lines[0] if lines else 'it says nothing'} If the "
-        "step compiles for CPU devices, as with topology=8, it uses an operation that XLA does not have for these "
-        "devices."
-    )
+    operation = re.search(r'op_name="([^"]*)"', error)
+    where = f" at {users}" if users else f" at {operation[1]}" if operation else ""
+    return f"XLA does not compile the step for {topology.name}{where}: {said}"
 
 
 def _savings(copies: Mapping[str, int], replicas: int) -> tuple[tuple[str, int], ...]:
