@@ -168,7 +168,9 @@ def test_a_step_that_does_not_compile_is_reported_with_the_lines_of_xla_and_the_
     error = (
         'UNIMPLEMENTED: no such sort\n  at f32[8] sort(...), metadata={source_file="/home/me/train.py" source_line=7}'
     )
-    with pytest.raises(PlanError, match=r"does not compile the step for h100:8 at train.py:7: UNIMPLEMENTED: no such sort at f32"):
+    with pytest.raises(
+        PlanError, match=r"does not compile the step for h100:8 at train.py:7: UNIMPLEMENTED: no such sort at f32"
+    ):
         report(parse("h100:8"), 8, Inputs(), {"error": error, "seconds": 2.0})
 
 
@@ -217,3 +219,14 @@ def test_figures_of_chips_are_in_their_order(chip):
     assert narrower == sorted(narrower) and chip.rate("integer") == float("inf")
     assert chip.link_speed < chip.memory_speed and chip.network_speed < chip.link_speed
     assert chip.source.startswith("https://")
+
+
+def test_the_page_lists_the_figures_of_all_chips():
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "planning.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+):[\dx]+` \| ([\d.]+) GiB \| ([^|]*) \| ([\d,]+) \| (\S+) \| (\S+) \|$", page, re.M)
+    assert [row[0] for row in rows] == list(CHIPS)
+    for (*_, memory, rates, speed, links, network), chip in zip(rows, CHIPS.values()):
+        known = [chip.rates.get(kind) for kind in ("float32", "tf32", "bfloat16", "float8")]
+        assert rates.split(", ") == ["-" if rate is None else f"{rate / 1e12:g} T" for rate in known]
+        assert memory == f"{chip.memory / 2**30:.1f}" and speed == f"{chip.memory_speed / 1e9:,.0f}"
+        assert links == f"{chip.link_speed / 1e9:g}" and network in (f"{chip.network_speed / 1e9:g}", "-")

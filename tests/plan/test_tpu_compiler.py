@@ -195,7 +195,7 @@ def test_a_step_that_is_too_large_says_what_it_needs():
 
 
 def test_the_tables_that_the_tutorial_has_recorded_are_those_of_the_compiler():
-    page = (Path(__file__).parents[2] / "docs" / "tutorials" / "planning-for-tpus.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "tutorials" / "planning.md").read_text()
     names = {}
     (definitions,) = re.findall(r"```{code-cell}\n(import jax\n.*?def training.*?)```", page, re.DOTALL)
     exec(definitions, names)

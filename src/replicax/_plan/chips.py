@@ -153,10 +153,6 @@ _RATES_OF_A100, _RATES_OF_H100 = _rates(19.5, 156, 312), _rates(66.9, 494.7, 989
 CHIPS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
-        Tpu("v4", 32 * _GIB, {"bfloat16": 275e12}, 1228e9, 300e9, 0, f"{_TPU}v4", 2, (16, 16, 16)),
-        Tpu("v5e", 16 * _GIB, {"bfloat16": 197e12}, 819e9, 200e9, 0, f"{_TPU}v5e", 1, (16, 16)),
-        Tpu("v5p", 95 * _GIB, {"bfloat16": 459e12}, 2765e9, 600e9, 0, f"{_TPU}v5p", 1, (16, 16, 24)),
-        Tpu("v6e", 32 * _GIB, {"bfloat16": 918e12}, 1638e9, 400e9, 0, f"{_TPU}v6e", 1, (16, 16)),
         Gpu("a100-40gb", 42331013120, _RATES_OF_A100, 1555e9, 300e9, 25e9, f"{_NVIDIA}a100/", device=_A100),
         Gpu("a100-80gb", 85100068864, _RATES_OF_A100, 2039e9, 300e9, 25e9, f"{_NVIDIA}a100/", device=_A100),
         Gpu(
@@ -184,6 +180,10 @@ CHIPS: dict[str, Chip] = {
             "rtx4090", 25380000000, _rates(82.6, 82.6, 165.2, 660.6), 1008e9, 32e9, 1.25e9, _ADA,
             device=CudaDevice((8, 9), 128, 2.52, 72 * _MIB), link="PCIe",
         ),
+        Tpu("v4", 32 * _GIB, {"bfloat16": 275e12}, 1228e9, 300e9, 0, f"{_TPU}v4", 2, (16, 16, 16)),
+        Tpu("v5e", 16 * _GIB, {"bfloat16": 197e12}, 819e9, 200e9, 0, f"{_TPU}v5e", 1, (16, 16)),
+        Tpu("v5p", 95 * _GIB, {"bfloat16": 459e12}, 2765e9, 600e9, 0, f"{_TPU}v5p", 1, (16, 16, 24)),
+        Tpu("v6e", 32 * _GIB, {"bfloat16": 918e12}, 1638e9, 400e9, 0, f"{_TPU}v6e", 1, (16, 16)),
     )
 }  # fmt: skip
 
