@@ -11,10 +11,11 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import replicax as rx
+from replicax._base import jax_internals
 from replicax._base.planning import PlanError
 from replicax._plan.chips import parse
 from replicax._plan.jit_steps import JitStep
-from replicax._plan.lowering import arrange, layout
+from replicax._plan.lowering import Step, arrange, layout
 from replicax._plan.source_lines import SourceLines
 
 WIDTH, ROWS = 64, 32
@@ -225,3 +226,25 @@ def test_calls_of_libraries_are_exported_and_what_jax_cannot_lower_is_named():
     kernel = jax.jit(lambda x: pallas.pallas_call(double, out_shape=x)(x))
     with pytest.raises(PlanError, match="cannot be planned for cpu:1: JAX does not lower it. "):
         JitStep(kernel, (x,)).lowered(parse(1))
+
+
+def attend(q):
+    return jax.nn.dot_product_attention(q, q, q, is_causal=True, implementation="cudnn")
+
+
+def test_attention_of_cudnn_is_lowered_without_cudnn():
+    q = jax.ShapeDtypeStruct((8, 128, 4, 64), jnp.bfloat16)
+    with jax_internals.assume_cudnn():
+        assert JitStep(jax.jit(attend), (q,)).lowered(parse("h100:1")).program
+        strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        step = rx.function(lambda q: strategy.run(attend, args=(q,)))
+        with strategy.scope():
+            spec = rx.PerReplicaSpec(*[rx.TensorSpec(q.shape, q.dtype)] * 2)
+            traced = Step(step, (spec,))
+        assert traced.lowered(parse("h100:8")).program  # each replica attends to its own part
+        mesh = AbstractMesh((8,), ("data",))
+        split = jax.ShapeDtypeStruct(q.shape, q.dtype, sharding=NamedSharding(mesh, P("data")))
+        with pytest.raises(PlanError, match="a Python function partitions among devices .* in `jax.shard_map`"):
+            JitStep(jax.jit(attend), (split,)).lowered(parse("h100:8"))
+        by_part = jax.jit(lambda q: jax.shard_map(attend, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(q))
+        assert JitStep(by_part, (split,)).lowered(parse("h100:8")).axes == {"data": 8}

@@ -198,6 +198,20 @@ ENTRY %main (p: {text}) -> {text} {{
     assert Costs(Module(exact), "gpu").total().products == {"float32" if kind == "tf32" else kind: 512}
 
 
+@pytest.mark.parametrize(("name", "products"), [("fmhaSoftmax", 2), ("fmhaSoftmaxBackward", 5)])
+@pytest.mark.parametrize(("mask", "share"), [("CAUSAL", 2), ("NO_MASK", 1)])
+def test_attention_of_cudnn_is_two_products_and_five_backward(name, products, mask, share):
+    attributes = '"intermediate_tensor_shape": {"element_type": "BF16", "dimensions": ["2", "4", "128", "128"]}'
+    program = f"""\
+ENTRY %main (q: bf16[2,128,4,64]) -> bf16[2,128,4,64] {{
+  %q = bf16[2,128,4,64] parameter(0)
+  ROOT %out = (bf16[2,128,4,64], u8[0]) custom-call(%q, %q, %q), custom_call_target="__cudnn${name}", backend_config={{"cudnn_fmha_backend_config": {{{attributes}, "mask_type": "{mask}"}}}}
+}}
+"""  # noqa: E501
+    multiplications = products * 2 * 4 * 128 * 128 * 64 // share
+    assert Costs(Module(program), "gpu").total().products == {"bfloat16": 2 * multiplications}
+
+
 def test_the_largest_temporaries_are_those_that_exist_at_the_peak():
     # The product and the gathered array exist at the same time; the sum takes the place of the product.
     found = largest_buffers(Module(STEP), SourceLines(STEP))

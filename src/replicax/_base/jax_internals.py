@@ -421,6 +421,41 @@ def callback_of(eqn: jex.JaxprEqn) -> tuple[Callable[..., Any], bool] | None:
     return function, any(getattr(one, "_replicax_only_shows", False) for one in (function, *held))
 
 
+@contextlib.contextmanager
+def assume_cudnn() -> Iterator[None]:
+    """Return a context in which JAX traces cuDNN's attention without cuDNN, for a program that is compiled elsewhere.
+
+    JAX asks the library for its version when it traces `jax.nn.dot_product_attention(implementation="cudnn")`, and
+    documents no way to state it.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as attention
+
+    check = attention.check_cudnn_version
+    attention.check_cudnn_version = lambda: 91000  # 9.10, as in the description of the planned GPUs
+    try:
+        yield
+    finally:
+        attention.check_cudnn_version = check
+
+
+@contextlib.contextmanager
+def lower_without_devices() -> Iterator[None]:
+    """Return a context in which JAX lowers all operations for a mesh without devices.
+
+    It refuses some, such as cuDNN's attention, which need no device inside of `jax.shard_map`. It documents no way
+    around.
+    """
+    from jax._src import dispatch
+
+    needs_devices = dispatch.prim_requires_devices_during_lowering
+    primitives = set(needs_devices)
+    needs_devices.clear()
+    try:
+        yield
+    finally:
+        needs_devices.update(primitives)
+
+
 def hide_lines_of(folder: str) -> None:
     """Makes JAX's errors and programs' metadata name the line outside of a folder that an operation comes from.
 

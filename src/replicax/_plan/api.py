@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 
-from replicax._base import doc_pages, tracebacks
+from replicax._base import doc_pages, jax_internals, tracebacks
 from replicax._base.messages import received
 from replicax._base.planning import PlanError
 from replicax._base.progress import progress
@@ -79,10 +79,11 @@ def plan(
         raise PlanError("`topology` is an empty list. Name at least one topology, such as 'h100:8', 'v5e:2x4' or 8.")
     check(topologies)
     traced: Step | JitStep
-    if is_jitted(step) and not is_function(step):
-        traced = JitStep(step, arguments(batch))
-    else:
-        traced = Step(step if is_function(step) else function(step), arguments(batch))
+    with jax_internals.assume_cudnn():
+        if is_jitted(step) and not is_function(step):
+            traced = JitStep(step, arguments(batch))
+        else:
+            traced = Step(step if is_function(step) else function(step), arguments(batch))
     return Plan(traced.name, tuple(compile_all(traced, topologies, axes, time_limit)))
 
 
@@ -129,6 +130,7 @@ def compile_all(
         return report(arranged, lowered.replicas, lowered.inputs, measured, layout(lowered, topology))
 
     with (
+        jax_internals.assume_cudnn(),
         progress(f"planning {step.name}", total=len(topologies), unit="topologies") as bar,
         concurrent.futures.ThreadPoolExecutor(apart.AT_ONCE) as pool,
     ):

@@ -94,7 +94,13 @@ class JitStep:
                 "`jax.sharding.AbstractMesh(sizes, names)` needs none of them. `replicax plan` gives a program as many "
                 "virtual devices as the topology has."
             )
-        exported = export_program(self.name, jax.jit(self._flat), self._specs, topology)
+        exported = export_program(
+            self.name,
+            jax.jit(self._flat),
+            self._specs,
+            topology,
+            has_devices=not isinstance(self._mesh, AbstractMesh),
+        )
         return Lowered(
             bytes(exported.serialize()),
             axes,

@@ -113,6 +113,8 @@ class Costs:
         if instruction.opcode not in ("dot", "convolution", "custom-call") or len(instruction.operands) < 2:
             return Counter()
         left, right = (shapes.get(operand, "") for operand in instruction.operands[:2])
+        if "__cudnn$fmha" in _target(instruction):
+            return Counter({self._kind(instruction, left): 2 * _multiplications_of_attention(instruction, left)})
         if instruction.opcode == "dot" or "matmul" in _target(instruction):
             count = math.prod(dimensions(instruction.shape)) * _contracted(instruction, dimensions(left))
         elif instruction.opcode == "convolution" or "$conv" in _target(instruction):
@@ -239,9 +241,21 @@ def _bytes_written(inside: Sequence[Instruction]) -> float:
 def _contracted(instruction: Instruction, left: list[int]) -> int:
     """Return how many products are added up for an element of the result of a matrix product."""
     match = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.text)
-    match = match or re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.text)
+    match = match or re.search(r'"lhs_contracting_dimensions": ?\[([^\]]*)\]', instruction.text)
     axes = [int(axis) for axis in re.findall(r"\d+", match[1])] if match else []
     return math.prod(left[axis] for axis in axes if axis < len(left))
+
+
+def _multiplications_of_attention(instruction: Instruction, query: str) -> int:
+    """Return the multiplications of cuDNN's attention: two products, or five for its gradient.
+
+    Half of the pairs of positions count if the attention is causal.
+    """
+    pairs = re.search(r'"intermediate_tensor_shape": ?\{[^}]*?"dimensions": ?\[([^\]]*)\]', instruction.text)
+    count = math.prod(int(size) for size in re.findall(r"\d+", pairs[1])) if pairs else 0
+    products = 5 if "Backward" in _target(instruction) else 2
+    whole = products * count * dimensions(query)[-1]
+    return whole // 2 if '"CAUSAL"' in instruction.text else whole
 
 
 def _multiplications_of_convolution(instruction: Instruction, left: list[int], right: list[int]) -> int:

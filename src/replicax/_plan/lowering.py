@@ -21,7 +21,7 @@ from jax import export
 from jax.sharding import NamedSharding
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from replicax._base import doc_pages, nest
+from replicax._base import doc_pages, jax_internals, nest
 from replicax._base.jax_internals import callback_of, users_line
 from replicax._base.jaxprs import equations
 from replicax._base.planning import PlanError
@@ -68,11 +68,20 @@ class Lowered:
     order: list[int] | None = None
 
 
-def export_program(name: str, function: Any, args: Sequence[Tree], topology: Topology) -> export.Exported:
+def export_program(
+    name: str, function: Any, args: Sequence[Tree], topology: Topology, *, has_devices: bool
+) -> export.Exported:
     """Export a compiled function for the planned devices.
 
     JAX does not export calls of libraries and kernels that another version may not have. Here the compiler has the same
     version, so they are allowed.
+
+    Args:
+        name: the step's.
+        function: a function of `jax.jit`.
+        args: the shapes of its arguments.
+        topology: the planned devices.
+        has_devices: whether its mesh has devices of this process, or there is none.
 
     Raises:
         PlanError: JAX has no implementation of an operation for these devices.
@@ -81,15 +90,26 @@ def export_program(name: str, function: Any, args: Sequence[Tree], topology: Top
     while True:
         exporter = export.export(function, platforms=[topology.compiler], disabled_checks=list(allowed.values()))
         try:
-            return exporter(*args)
-        except (NotImplementedError, ValueError, RuntimeError, TypeError) as error:
-            targets = set(re.findall(r"custom_call @([\w.$]+)", str(error))) - set(allowed)
-            if not targets:
-                text = str(error).strip().splitlines() or [type(error).__name__]
-                raise PlanError(
-                    f"{name} cannot be planned for {topology.name}: JAX does not lower it. {text[0]}"
-                ) from error
-            allowed.update({target: export.DisabledSafetyCheck.custom_call(target) for target in targets})
+            with contextlib.nullcontext() if has_devices else jax_internals.lower_without_devices():
+                return exporter(*args)
+        except Exception as error:  # of whichever type the operation's lowering raises
+            text = str(error)
+            targets = set(re.findall(r"custom_call @([\w.$]+)", text)) - set(allowed)
+            if targets and "CustomSPMDPartitioning" not in targets:
+                allowed.update({target: export.DisabledSafetyCheck.custom_call(target) for target in targets})
+            else:
+                raise PlanError(_not_lowered(name, topology, text)) from error
+
+
+def _not_lowered(name: str, topology: Topology, error: str) -> str:
+    """Return the message about an operation that JAX does not lower for the planned devices."""
+    start = f"{name} cannot be planned for {topology.name}: "
+    if "CustomSPMDPartitioning" in error or "file a bug" in error:  # its Python function is of this process
+        return (
+            f"{start}it has an operation that a Python function partitions among devices (`custom_partitioning`), such "
+            "as cuDNN's attention. Call it in `jax.shard_map`, where each device computes its own part."
+        )
+    return f"{start}JAX does not lower it. {(error.strip().splitlines() or [''])[0]}"
 
 
 def arrange(lowered: Lowered, axes: Sequence[str] | None) -> Lowered:
@@ -213,7 +233,7 @@ class Step:
         groups = program.arguments(call)
         tracing.close()
         self._refuse_callbacks(jaxpr)
-        exported = export_program(self.name, program.compiled, groups, topology)
+        exported = export_program(self.name, program.compiled, groups, topology, has_devices=self.mesh is None)
         flat = [leaf for group in groups for leaf in group]
         mesh = self.mesh
         replicas = 1 if mesh is None else mesh.size

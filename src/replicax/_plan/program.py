@@ -24,11 +24,12 @@ def run(options: Options, program: str, arguments: list[str]) -> None:
     _check_program(options, program)
     planning.takes_all_devices = True
     sys.argv = [program, *arguments]
+    from replicax._base import jax_internals
     from replicax._plan import interception  # and JAX, which has its devices now
 
     try:
         planner = interception.Planner(options)
-        with planning.abstract_variables(), planner.in_calls():
+        with planning.abstract_variables(), planner.in_calls(), jax_internals.assume_cudnn():
             if options.module:
                 sys.path.insert(0, os.getcwd())
                 runpy.run_module(program, run_name="__main__", alter_sys=True)
