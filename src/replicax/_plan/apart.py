@@ -1,4 +1,4 @@
-"""Compiles exported programs, each in a process of its own.
+"""Compiles exported programs, each in a further process.
 
 For GPUs and TPUs the process runs the Python of another environment, which has their compiler (see `environment`).
 """
@@ -53,7 +53,7 @@ def compiled(lowered: Lowered, topology: Topology, time_limit: float = TIME_LIMI
 
 def _compiled(lowered: Lowered, topology: Topology, time_limit: float, folder: Path) -> dict[str, Any]:
     command = [python_for(topology), compiler.__file__]
-    # These are for the programs of this process, such as its virtual devices, and not for the compiler.
+    # These are for the programs of this process and not for the compiler.
     ours = {"XLA_FLAGS", "REPLICAX_VIRTUAL_DEVICES", "JAX_NUM_CPU_DEVICES", "PYTHONPATH"}
     variables = {name: value for name, value in os.environ.items() if name not in ours}
     (folder / "program").write_bytes(lowered.program)
@@ -91,7 +91,7 @@ def _compiled(lowered: Lowered, topology: Topology, time_limit: float, folder: P
 
 
 def _request(lowered: Lowered, topology: Topology) -> dict[str, Any]:
-    """Return what `compiler` needs to know besides the program."""
+    """Return the request that `compiler` reads beside the program."""
     gpu = topology.chip if isinstance(topology.chip, Gpu) else None
     return {
         "program": "program",
@@ -107,7 +107,7 @@ def _request(lowered: Lowered, topology: Topology) -> dict[str, Any]:
 
 
 def python_for(topology: Topology) -> str:
-    """Return the Python that compiles for such devices; raise `PlanError` if there is none."""
+    """Return the Python that compiles for these devices; raise `PlanError` without one."""
     kind = topology.platform
     if kind == "cpu":
         return sys.executable

@@ -80,9 +80,9 @@ class CudaDevice:
     cache: int
 
     def target_config(self, chip: Gpu) -> str:
-        """Return the text of a `GpuTargetConfigProto`, by which XLA knows the GPU.
+        """Return the text of a `GpuTargetConfigProto`, XLA's description of the GPU.
 
-        What depends on the compute capability alone is in NVIDIA's CUDA C++ Programming Guide, "Technical
+        The figures by compute capability are in NVIDIA's CUDA C++ Programming Guide, "Technical
         Specifications per Compute Capability".
         """
         major, minor = self.capability
@@ -109,12 +109,12 @@ class CudaDevice:
         }
         lines = [f"  {name}: {value}" for name, value in facts.items()]
         capability = f"  cuda_compute_capability {{ major: {major} minor: {minor}{extension} }}"
-        rest = [
+        names = [
             'platform_name: "CUDA"',
             "dnn_version_info { major: 9 minor: 10 }",
             f'device_description_str: "{chip.name}"',
         ]
-        return "\n".join(["gpu_device_info {", *lines, capability, "}", *rest])
+        return "\n".join(["gpu_device_info {", *lines, capability, "}", *names])
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ _ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-a
 
 def _rates(float32: float, tf32: float, bfloat16: float, float8: float | None = None) -> dict[str, float]:
     """Return the rates of a GPU, which are given in 10^12 operations in a second."""
-    found = {"float32": float32, "tf32": tf32, "bfloat16": bfloat16, "float8": float8}
-    return {name: rate * 1e12 for name, rate in found.items() if rate is not None}
+    rates = {"float32": float32, "tf32": tf32, "bfloat16": bfloat16, "float8": float8}
+    return {name: rate * 1e12 for name, rate in rates.items() if rate is not None}
 
 
 _A100 = CudaDevice((8, 0), 108, 1.41, 40 * _MIB)
@@ -148,8 +148,8 @@ _H100 = CudaDevice((9, 0), 132, 1.98, 50 * _MIB)
 _RATES_OF_A100, _RATES_OF_H100 = _rates(19.5, 156, 312), _rates(66.9, 494.7, 989.4, 1978.9)
 
 # Rates are those without sparsity. Where the maker publishes two figures, the higher one counts, because a plan
-# promises a least time. Links and networks are given for one direction. The network is that of a usual machine: an
-# adapter for each GPU of a DGX, and for the other GPUs their share of the network of a machine of a cloud.
+# promises a least time. Links and networks are given for one direction. The network is a usual machine's: an
+# adapter for each GPU of a DGX, and for the other GPUs their share of the network of a cloud's machine.
 CHIPS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
@@ -235,7 +235,7 @@ def parse(topology: Any) -> Topology:
     """Return the topology of this name, or of this number of CPU devices.
 
     Raises:
-        PlanError: there is no such topology, or it has more devices than a plan can have.
+        PlanError: the topology does not exist, or it has more devices than a plan can have.
 
     >>> parse("v5p:2x2x4").size, parse("h100:2x8").hosts, parse(8).name
     (16, 2, 'cpu:8')
@@ -278,8 +278,8 @@ def _check_slice(text: str, chip: Tpu, sides: list[int]) -> None:
 def _unknown(topology: Any, text: str) -> str:
     """Return the message about a topology that has no chip of the table, or no number of chips."""
     name = text.partition(":")[0]
-    near = [known for known in CHIPS if name and (known.startswith(name) or name.startswith(known))]
-    hint = f" Did you mean {' or '.join(f'{known}:8' for known in near)}?" if near and name not in CHIPS else ""
+    near = [chip for chip in CHIPS if name and (chip.startswith(name) or name.startswith(chip))]
+    hint = f" Did you mean {' or '.join(f'{chip}:8' for chip in near)}?" if near and name not in CHIPS else ""
     tpus = ", ".join(chip.name for chip in CHIPS.values() if isinstance(chip, Tpu))
     gpus = ", ".join(chip.name for chip in CHIPS.values() if isinstance(chip, Gpu))
     return (

@@ -41,7 +41,7 @@ _SIZES = {
 
 
 def measured(compiled: Any, seconds: float) -> dict[str, Any]:
-    """Return what a compiled program says about itself, in types of JSON."""
+    """Return the figures of a compiled program, in types of JSON."""
     memory, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
     return {
         "memory": {name: int(getattr(memory, attribute)) for name, attribute in _SIZES.items()},

@@ -29,8 +29,8 @@ class Compiler:
     Args:
         title: the devices that it compiles for.
         space: bytes that the environment takes.
-        packages: the packages that are installed with their dependencies; "{jax}" stands for the version of JAX.
-        alone: the packages that are installed without them. Those of the plugin for GPUs are CUDA's libraries, 4 GB,
+        packages: the packages that are installed with their dependencies; "{jax}" is the version of JAX.
+        alone: the packages that are installed without them. The plugin for GPUs depends on CUDA's libraries, 4 GB,
             which only running programs need.
     """
 
@@ -65,7 +65,7 @@ def installed(kind: str) -> str | None:
 def packages(kind: str) -> tuple[list[str], list[str]]:
     """Return the packages of a compiler: those with their dependencies, and those without."""
     compiler = COMPILERS[kind]
-    return [each.format(jax=_jax()) for each in compiler.packages], [each.format(jax=_jax()) for each in compiler.alone]
+    return [name.format(jax=_jax()) for name in compiler.packages], [name.format(jax=_jax()) for name in compiler.alone]
 
 
 def _jax() -> str:
@@ -79,8 +79,8 @@ def _python(kind: str) -> Path:
 def install(kind: str) -> None:
     """Make the environment for "gpu" or "tpu", or make it anew, with the version of JAX that is installed here.
 
-    Processes that install at the same time take turns: each would delete what another one is installing. Those that
-    have waited use what the first one has installed.
+    Processes that install at the same time take turns: each would delete another one's files. The later ones use the
+    environment of the first.
 
     Raises:
         PlanError: the disk has too little space, or Python makes no environment, or pip does not install the compiler.
@@ -120,7 +120,7 @@ def _install(kind: str, where: Path) -> None:
         print(f"  {' '.join(command[1:])}", flush=True)
         ended = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False)
         if ended.returncode:
-            named = " and ".join([*whole, *(f"{each} (with --no-deps)" for each in alone)])
+            named = " and ".join([*whole, *(f"{name} (with --no-deps)" for name in alone)])
             raise PlanError(
                 f"The compiler for {COMPILERS[kind].title} has not been installed: `{' '.join(command)}` ended with "
                 f"status {ended.returncode}. It exists only for Linux. You can also install {named} in an environment "

@@ -1,4 +1,4 @@
-"""What the instructions of a compiled program cost: operations of products, bytes of memory, and the least time."""
+"""The costs of a compiled program's instructions: operations of products, bytes of memory, and the least time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TYPES = {"f64": "float32", "f32": "float32", "bf16": "bfloat16", "f16": "bfloat
 
 @dataclass
 class Cost:
-    """What an instruction costs.
+    """The cost of an instruction.
 
     Attributes:
         products: the operations of matrix products and convolutions, by the type of the factors (see `Chip.rates`).
@@ -52,7 +52,10 @@ class Costs:
 
     def __init__(self, module: Module, platform: str):
         self._module, self._is_gpu = module, platform == "gpu"
-        self._shapes = {name: {each.name: each.shape for each in body} for name, body in module.computations.items()}
+        self._shapes = {
+            name: {instruction.name: instruction.shape for instruction in body}
+            for name, body in module.computations.items()
+        }
 
     def total(self, computation: str | None = None, *, all_rounds: bool = True) -> Cost:
         """Return the cost of a computation, by default of the program.
@@ -97,11 +100,11 @@ class Costs:
     def _of_fusion(self, instruction: Instruction, shapes: Mapping[str, str]) -> Cost:
         name = instruction.attribute("calls") or ""
         inside, cost = self._module.computations.get(name, []), Cost()
-        for each in inside:
-            cost.products.update(self._products(each, self._shapes[name]))
-            for called in called_by(each):
+        for part in inside:
+            cost.products.update(self._products(part, self._shapes[name]))
+            for called in called_by(part):
                 cost.products.update(self.total(called).products)
-        inputs = {i: _bytes_read(inside, each) for each in inside if (i := _number(each)) is not None}
+        inputs = {i: _bytes_read(inside, part) for part in inside if (i := _number(part)) is not None}
         for i, operand in enumerate(instruction.operands):
             whole = _bytes(shapes.get(operand, ""))
             cost.bytes += min(whole, inputs.get(i, whole))
@@ -116,7 +119,7 @@ class Costs:
         if "__cudnn$fmha" in _target(instruction):
             return Counter({self._kind(instruction, left): 2 * _multiplications_of_attention(instruction, left)})
         if instruction.opcode == "dot" or "matmul" in _target(instruction):
-            count = math.prod(dimensions(instruction.shape)) * _contracted(instruction, dimensions(left))
+            count = math.prod(dimensions(instruction.shape)) * _contraction_size(instruction, dimensions(left))
         elif instruction.opcode == "convolution" or "$conv" in _target(instruction):
             count = _multiplications_of_convolution(instruction, dimensions(left), dimensions(right))
         else:
@@ -156,14 +159,14 @@ def links_and_network(collective: Collective, topology: Topology) -> tuple[float
     within = across = 0.0
     for group in collective.groups or (tuple(range(collective.devices)),):
         hosts = len({topology.host_of(place) for place in group})
-        own = len(group) / hosts
+        per_host = len(group) / hosts
         if collective.kind in ("collective-permute", "collective-broadcast"):
             shares = (0.0, 1.0) if hosts > 1 else (1.0, 0.0)
         elif "all-to-all" in collective.kind:
-            shares = (own - 1) / len(group), (len(group) - own) / len(group)
+            shares = (per_host - 1) / len(group), (len(group) - per_host) / len(group)
         else:
             ways = 2 if collective.kind == "all-reduce" else 1
-            shares = ways * (own - 1) / own, ways * (hosts - 1) / (hosts * own)
+            shares = ways * (per_host - 1) / per_host, ways * (hosts - 1) / (hosts * per_host)
         within, across = max(within, shares[0]), max(across, shares[1])
     network = across * collective.bytes * chip.cores / chip.network_speed if chip.network_speed else 0.0
     return within * collective.bytes * chip.cores / chip.link_speed, network
@@ -177,11 +180,11 @@ def dimensions(shape: str) -> list[int]:
 
 def arrays_in_memory(shape: str) -> list[int]:
     """Return the bytes of each array of a shape in HLO; 0 for one that XLA keeps beside the arithmetic of a TPU."""
-    found = []
+    arrays = []
     for _, bits, sizes, layout in _ARRAY.findall(shape):
         count = math.prod(int(size) for size in sizes.split(",") if size)
-        found.append(0 if "S(" in layout else -(-count * int(bits or 8) // 8))
-    return found
+        arrays.append(0 if "S(" in layout else -(-count * int(bits or 8) // 8))
+    return arrays
 
 
 def _bytes(shape: str) -> int:
@@ -209,7 +212,7 @@ def _number(instruction: Instruction) -> int | None:
 
 
 def _bytes_read(inside: Sequence[Instruction], parameter: Instruction) -> float:
-    """Return the bytes that a fusion reads of one of its inputs, of which it may use only slices."""
+    """Return the bytes that a fusion reads of one of its inputs; it may use only slices."""
     total = 0
     for instruction in inside:
         if parameter.name not in instruction.operands:
@@ -226,19 +229,19 @@ def _bytes_written(inside: Sequence[Instruction]) -> float:
     """Return the bytes that a fusion writes, which updates some of its inputs in their place."""
     named = {instruction.name: instruction for instruction in inside}
 
-    def written(instruction: Instruction) -> float:
+    def bytes_of(instruction: Instruction) -> float:
         if instruction.opcode == "tuple":
-            return sum(written(named[operand]) for operand in instruction.operands if operand in named)
+            return sum(bytes_of(named[operand]) for operand in instruction.operands if operand in named)
         if instruction.opcode == "bitcast" and instruction.operands[0] in named:
-            return written(named[instruction.operands[0]])
+            return bytes_of(named[instruction.operands[0]])
         if instruction.opcode == "dynamic-update-slice" and instruction.operands[1] in named:
             return _bytes(named[instruction.operands[1]].shape)
         return _bytes(instruction.shape)
 
-    return written(inside[-1])
+    return bytes_of(inside[-1])
 
 
-def _contracted(instruction: Instruction, left: list[int]) -> int:
+def _contraction_size(instruction: Instruction, left: list[int]) -> int:
     """Return how many products are added up for an element of the result of a matrix product."""
     match = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.text)
     match = match or re.search(r'"lhs_contracting_dimensions": ?\[([^\]]*)\]', instruction.text)
@@ -265,7 +268,7 @@ def _multiplications_of_convolution(instruction: Instruction, left: list[int], r
     image, kernel, output = left, right, dimensions(instruction.shape)
     if backward:  # cuDNN names the dimensions of the convolution that it is the gradient of
         image, kernel, output = (output, right, left) if backward[1] == "Input" else (left, output, right)
-    if labels is None or [len(each) for each in labels.groups()] != [len(image), len(kernel), len(output)]:
+    if labels is None or [len(label) for label in labels.groups()] != [len(image), len(kernel), len(output)]:
         return 0
     total = kernel[labels[2].index("i")] * output[labels[3].index("b")] * output[labels[3].index("f")]
     window = dict(re.findall(r"(\w+)=([\d_x-]+)", (re.search(r"window=\{([^}]*)\}", instruction.text) or [""])[0]))
@@ -280,7 +283,7 @@ def _places(sizes: Sequence[int], window: Mapping[str, str]) -> int:
     """Return how many pairs of an element of the output and one of the kernel meet an element of the image.
 
     Args:
-        sizes: those of the image, the kernel and the output along one dimension.
+        sizes: the sizes of the image, the kernel and the output along one dimension.
         window: the attributes of XLA's window along this dimension.
     """
     image, kernel, output = sizes

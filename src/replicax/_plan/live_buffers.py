@@ -24,10 +24,10 @@ class Buffer:
     Attributes:
         size: bytes.
         name: the instruction of the compiled program that fills it.
-        operation: the operation of the user's program, such as "jit(train_step)/dot_general"; empty if unknown.
-        line: the user's line, such as "train.py:31"; empty if unknown.
+        operation: the operation of the user's program, for example "jit(train_step)/dot_general"; empty if unknown.
+        line: the user's line, for example "train.py:31"; empty if unknown.
         count: how many buffers have this size, operation and line.
-        is_workspace: whether it is the workspace of a library such as cuBLAS.
+        is_workspace: whether it is the workspace of a library, for example cuBLAS.
     """
 
     size: int
@@ -96,7 +96,7 @@ class _Computation:
             return (frozenset().union(*operands[0]),)
         if instruction.opcode.endswith("-start"):
             sizes = [0] * (len(sizes) - 1) + sizes[-1:] if instruction.opcode != "copy-start" else sizes[:1]
-        if (reused := self._reused(instruction, place, ends, sizes)) is not None:
+        if (reused := self._reuse(instruction, place, ends, sizes)) is not None:
             return (reused,)
         return tuple(self._fill(f"{instruction.name}/{i}", instruction, size) for i, size in enumerate(sizes))
 
@@ -106,7 +106,7 @@ class _Computation:
         self._sizes[buffer], self._filled_by[buffer] = size, instruction
         return frozenset((buffer,))
 
-    def _reused(
+    def _reuse(
         self, instruction: Instruction, place: int, ends: Mapping[str, int], sizes: Sequence[int]
     ) -> frozenset[str] | None:
         """Return the buffer of an operand that ends here and can take the result of an elementwise operation."""
@@ -120,7 +120,7 @@ class _Computation:
         return None
 
     def peak(self) -> list[tuple[Instruction, int]]:
-        """Return the buffers at the moment when they take most bytes: what fills each of them, and its bytes."""
+        """Return the instructions that fill the buffers, and their bytes, at the moment when they take most."""
         largest, best, live = 0, list[tuple[Instruction, int]](), dict[str, int]()
         starts: dict[str, list[str]] = {}
         for buffer, instruction in self._filled_by.items():

@@ -1,4 +1,4 @@
-"""The plan of a step for one topology, from what the compiler measured."""
+"""The plan of a step for one topology, from the compiler's measurements."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Memory:
         batch: the step's other inputs.
         arguments: all inputs, as the compiler lays them out.
         outputs: results that do not replace an input.
-        temporaries: what exists only during the step.
+        temporaries: the arrays that exist only during the step.
         code: the program.
     """
 
@@ -51,7 +51,7 @@ class Memory:
 
     @property
     def padding(self) -> int:
-        """The bytes that the compiler adds to the inputs, less those of inputs that the step does not use."""
+        """The bytes that the compiler adds to the inputs, less the inputs that the step does not use."""
         return self.arguments - self.variables - self.state - self.batch
 
     @property
@@ -62,7 +62,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The bytes of a step's inputs on a device, and of its arrays of which every replica has a copy.
+    """The bytes of a step's inputs on a device, and of the arrays that every replica has whole.
 
     Attributes:
         variables, state, batch: as in `Memory`.
@@ -83,7 +83,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class TopologyPlan:
-    """What a step needs and does on one topology.
+    """The needs and the work of a step on one topology.
 
     Attributes:
         topology: the name.
@@ -102,14 +102,14 @@ class TopologyPlan:
         error: why the compiler refused the step, None if it did not.
         bounds: the seconds that a step takes at least for "computation", "memory", "links" within a host or a slice,
             and "network" between hosts, each alone; empty for CPU devices, which have no published rates.
-        products: the operations of matrix products and convolutions by the type of their factors, such as "bfloat16".
-            "tf32" is float32 as GPUs compute it by default.
+        products: the operations of matrix products and convolutions by the type of their factors, for example
+            "bfloat16". "tf32" is float32 as GPUs compute it by default.
         largest: the ten largest temporaries at the moment when they take most memory.
         timeline: the operations of a step in the order of the compiler's schedule; empty for CPU devices.
         arguments: for a step of `jax.jit`, the bytes of each argument on a device, by name.
         advice: sentences on how the step would need less.
-        layout: where the axes of the mesh lie, such as "data 2x4, model 1x2" for hosts x devices; empty for one axis on
-            one host.
+        layout: where the axes of the mesh lie, for example "data 2x4, model 1x2" for hosts x devices; empty for one
+            axis on one host.
     """
 
     topology: str
@@ -141,7 +141,7 @@ class TopologyPlan:
         """The largest of the bounds, by name and in seconds; None for CPU devices."""
         if not self.bounds:
             return None
-        name = max(self.bounds, key=lambda each: self.bounds[each])
+        name = max(self.bounds, key=lambda bound: self.bounds[bound])
         return name, self.bounds[name]
 
     @property
@@ -152,12 +152,12 @@ class TopologyPlan:
     @property
     def exposed(self) -> float:
         """The bytes of collectives that a device sends while its computation waits, by the timeline."""
-        return schedule.exposed(self.timeline)[0]
+        return schedule.exposed_communication(self.timeline)[0]
 
     @property
     def exposed_seconds(self) -> float:
-        """The seconds in which the computation waits for collectives, by the timeline."""
-        return schedule.exposed(self.timeline)[1]
+        """The seconds while the computation waits for collectives, by the timeline."""
+        return schedule.exposed_communication(self.timeline)[1]
 
 
 def report(
@@ -177,16 +177,16 @@ def report(
     """
     available = topology.memory
     savings = _savings(inputs.copies, replicas)
-    known = {"variables": inputs.variables, "state": inputs.state, "batch": inputs.batch}
+    sizes_of_inputs = {"variables": inputs.variables, "state": inputs.state, "batch": inputs.batch}
     if "error" in measured:
-        needed, limit = _out_of_memory(measured["error"], sum(known.values()))
+        size, limit = _out_of_memory(measured["error"], sum(sizes_of_inputs.values()))
         if not limit:
             raise PlanError(_does_not_compile(measured["error"], topology))
         return TopologyPlan(
             topology=topology.name,
             replicas=replicas,
             memory=None,
-            needed=needed,
+            needed=size,
             available=limit or available,
             collectives=(),
             flops=0.0,
@@ -200,7 +200,7 @@ def report(
         )
     sizes, text = measured["memory"], measured["text"]
     memory = Memory(
-        **known,
+        **sizes_of_inputs,
         arguments=sizes["arguments"],
         outputs=sizes["outputs"] - sizes["aliased"],
         temporaries=sizes["temporaries"],
@@ -256,8 +256,8 @@ def _out_of_memory(error: str, inputs: int) -> tuple[float, float]:
         inputs: the bytes of the inputs.
     """
     whole, temporaries = _OUT_OF_MEMORY.search(error), _TEMPORARIES.search(error)
-    if (found := whole or temporaries) is None:
+    if (match := whole or temporaries) is None:
         return float(inputs), 0.0
-    used, unit, limit, limit_unit = found.groups()
-    needed = float(used) * _UNITS[unit.upper()] + (0 if whole else inputs)
-    return needed, float(limit) * _UNITS[limit_unit.upper()]
+    used, unit, limit, limit_unit = match.groups()
+    size = float(used) * _UNITS[unit.upper()] + (0 if whole else inputs)
+    return size, float(limit) * _UNITS[limit_unit.upper()]

@@ -1,4 +1,4 @@
-"""The schedule of a compiled program as a timeline, in which each operation takes its least time."""
+"""The schedule of a compiled program as a timeline: each operation takes its least time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Event:
     """One operation of a step, at its least time.
 
     Attributes:
-        name: the instruction of the compiled program, such as "all-gather-start.3".
-        kind: "product", "convolution" or "other" for computation, or the kind of a collective, such as "all-gather".
+        name: the instruction of the compiled program, for example "all-gather-start.3".
+        kind: "product", "convolution" or "other" for computation, or a kind of collective.
         start, end: seconds from the start of the step.
-        exposed: the seconds in which the computation waits for a collective; 0.0 for computation.
-        operation: the operation of the user's program, such as "jit(train_step)/transpose/dot_general".
-        line: the user's line, such as "train.py:31", empty if there is none.
+        exposed: the seconds while the computation waits for a collective; 0.0 for computation.
+        operation: the operation of the user's program, for example "jit(f)/dot_general".
+        line: the user's line, for example "train.py:31"; empty if it is unknown.
         size: the bytes that a collective sends, the operations of a product, or else the bytes read and written.
     """
 
@@ -68,7 +68,7 @@ class _Scheduler:
     Attributes:
         now: the time at which the next computation starts.
         links_free: the time at which the next collective can start.
-        events: what has run so far.
+        events: the operations that have run.
     """
 
     def __init__(self, module: Module, topology: Topology, lines: SourceLines):
@@ -84,12 +84,12 @@ class _Scheduler:
         if computation not in self._collectives:
             self._collectives[computation] = scheduled(self._module, computation, self._topology.size)
         starting, waiting = dict[int, list[Scheduled]](), dict[int, list[int]]()
-        for each in self._collectives[computation]:
-            starting.setdefault(each.start, []).append(each)
+        for collective in self._collectives[computation]:
+            starting.setdefault(collective.start, []).append(collective)
         for place, instruction in enumerate(instructions):
-            for each in starting.get(place, []):
-                waiting.setdefault(each.end, []).append(len(self.events))
-                self._start(instruction, each.collective)
+            for starts in starting.get(place, []):
+                waiting.setdefault(starts.end, []).append(len(self.events))
+                self._start(instruction, starts.collective)
             self._compute(computation, instructions, instruction)
             for event in waiting.get(place, []):
                 self._wait(event)
@@ -99,7 +99,7 @@ class _Scheduler:
         start = max(self.now, self.links_free)
         self.links_free = start + max(links, network)
         event = Event(instruction.name, collective.kind, start, self.links_free, size=collective.sent)
-        self.events.append(self._described(event, instruction))
+        self.events.append(self._describe(event, instruction))
 
     def _wait(self, event: int) -> None:
         collective = self.events[event]
@@ -120,7 +120,7 @@ class _Scheduler:
                 kind, size = _kind_of(instruction, cost)
                 event = Event(instruction.name, kind, self.now, self.now + time, size=size)
                 self.now += time
-                self.events.append(self._described(event, instruction))
+                self.events.append(self._describe(event, instruction))
 
     def _loop(self, instruction: Instruction, rounds: int) -> None:
         first, began, free = len(self.events), self.now, self.links_free
@@ -141,7 +141,7 @@ class _Scheduler:
             self.events[i] = replace(event, start=start, end=end, exposed=exposed, size=size)
         self.now = began + (self.now - began) * factor
 
-    def _described(self, event: Event, instruction: Instruction) -> Event:
+    def _describe(self, event: Event, instruction: Instruction) -> Event:
         operation = re.search(r'op_name="([^"]*)"', instruction.text)
         return replace(event, operation=operation[1] if operation else "", line=self._lines.line_of(instruction.text))
 
@@ -153,7 +153,7 @@ def _kind_of(instruction: Instruction, cost: Cost) -> tuple[str, float]:
     return "convolution" if "__cudnn$conv" in instruction.text else "product", operations
 
 
-def exposed(events: Sequence[Event]) -> tuple[float, float]:
+def exposed_communication(events: Sequence[Event]) -> tuple[float, float]:
     """Return the bytes that are sent while the computation waits, and the seconds that it waits."""
     waiting = [event for event in events if event.exposed]
     return sum(event.exposed_bytes for event in waiting), sum(event.exposed for event in waiting)
@@ -166,7 +166,7 @@ def bounds(
 
     Args:
         topology: the devices.
-        collectives: those of a step.
+        collectives: the collectives of a step.
         products: the operations of products by the type of their factors.
         bytes_moved: the bytes of memory that a step reads and writes.
 
@@ -177,10 +177,12 @@ def bounds(
     chip = topology.chip
     if chip is None:
         return {}
-    busy = [(each.times, *links_and_network(each, topology)) for each in collectives]
-    found = {
+    busy = [(collective.times, *links_and_network(collective, topology)) for collective in collectives]
+    seconds = {
         "computation": sum(count / chip.rate(kind) for kind, count in products.items()),
         "memory": bytes_moved / (chip.memory_speed / chip.cores),
         "links": sum(times * links for times, links, _ in busy),
     }
-    return found if topology.hosts == 1 else {**found, "network": sum(times * network for times, _, network in busy)}
+    return (
+        seconds if topology.hosts == 1 else {**seconds, "network": sum(times * network for times, _, network in busy)}
+    )

@@ -36,11 +36,11 @@ class SourceLines:
         elif table == "FileLocations":
             self._locations[number] = values["file_name_id"], values["line"]
         elif table == "StackFrames":
-            # XLA counts parents from one, so that zero can mean that there is none.
+            # XLA counts parents from one, so that zero can mean that a frame has no parent.
             self._frames[number] = values["file_location_id"], values.get("parent_frame_id", 1) - 1
 
     def line_of(self, instruction: str) -> str:
-        """Return the user's line of an instruction, such as "train.py:31"; empty if there is none.
+        """Return the user's line of an instruction, for example "train.py:31"; empty if it is unknown.
 
         It is the innermost line outside of libraries.
         """
