@@ -2,6 +2,7 @@
 
     python scripts/pictures.py              # all of them
     python scripts/pictures.py idea parts   # some
+    python scripts/pictures.py --record     # plan the step of the timeline anew, with XLA's compiler for GPUs
 
 `python benchmarks/report.py --redraw` draws those of measurements.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import linecache
 import os
 import re
 import subprocess
@@ -18,7 +20,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+import replicax as rx
 from replicax._base.drawing import HUES, Circle, Drawing, Line, Rect, Shape, Text
 from replicax._benchmark.picture import chart
 from replicax._benchmark.report import TIMES
@@ -29,6 +36,7 @@ from replicax._plan.schedule import Event
 
 HERE = Path(__file__).parents[1]
 IMAGES = HERE / "docs" / "images"
+TIMELINE = Path(__file__).with_name("timeline.json")
 
 
 def matrix(x: float, y: float, fill: str, *, rows: int = 3, columns: int = 4, cell: float = 9) -> list[Shape]:
@@ -203,7 +211,8 @@ def plan() -> Drawing:
     def of_column(i: int) -> TopologyPlan:
         sizes = {key: round(figure(name, i)) for key, name in PLAN_ROWS.items()}
         arguments = sizes["variables"] + sizes["state"] + sizes["batch"] + sizes.pop("padding")
-        bounds = {kind: figure(f"for {kind}", i) for kind in ("computation", "memory", "communication")}
+        kinds = [name.removeprefix("for ") for name, values in cells.items() if name.startswith("for ")]
+        bounds = {kind: figure(f"for {kind}", i) for kind in kinds if cells[f"for {kind}"][i] != "-"}
         needed, available = figure("needed", i), figure("there is", i)
         memory = Memory(**sizes, arguments=arguments)
         return TopologyPlan(
@@ -214,9 +223,32 @@ def plan() -> Drawing:
 
 
 def timeline() -> Drawing:
-    """The timeline of the step in timeline.json, beside this script. Its events are invented: no compiler made them."""
-    example = json.loads(Path(__file__).with_name("timeline.json").read_text(encoding="utf-8"))
+    """The timeline of the step in timeline.json, beside this script, which `record_timeline` writes."""
+    example = json.loads(TIMELINE.read_text(encoding="utf-8"))
     return timelines.chart(example["step"], example["topology"], [Event(*values) for values in example["events"]])
+
+
+def record_timeline() -> None:
+    """Plans the larger model of the page on planning, with four layers, and writes its timeline to timeline.json."""
+    page = (HERE / "docs" / "how-to" / "planning.md").read_text(encoding="utf-8")
+    (program,) = re.findall(
+        r"^```py\n(import jax.*?)^with strategy.scope\(\):\n    batch", page, re.DOTALL | re.MULTILINE
+    )
+    program = program.replace("ROWS = 32,", "ROWS = 4,")  # the first of the sizes, LAYERS
+    linecache.cache["model.py"] = (len(program), None, program.splitlines(keepends=True), "model.py")
+    names: dict[str, Any] = {}
+    exec(compile(program, "model.py", "exec"), names)
+    with names["strategy"].scope():
+        batch = rx.PerReplicaSpec(rx.TensorSpec((names["ROWS"], names["LENGTH"] + 1), jnp.int32))
+        plan = rx.plan(names["train_step"], batch, topology="h100:8")["h100:8"]
+    shortened = [
+        [e.name, e.kind, *(round(time, 7) for time in (e.start, e.end, e.exposed)), e.operation, e.line, round(e.size)]
+        for e in plan.timeline
+        if e.end - e.start > 2e-6
+    ]
+    lines = ",\n".join(json.dumps(values) for values in shortened)
+    head = f'{{"step": "train_step", "topology": "h100:8", "source": "JAX {jax.__version__}", "events": [\n'
+    TIMELINE.write_text(f"{head}{lines}\n]}}\n", encoding="utf-8")
 
 
 PLAN_ROWS = {
@@ -256,7 +288,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = [*DRAWINGS, *PROGRAMS]
     made.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: all of them")
-    for name in made.parse_args(arguments).names or known:
+    made.add_argument("--record", action="store_true", help="plan the step of the timeline anew, and draw it alone")
+    options = made.parse_args(arguments)
+    if options.record:
+        record_timeline()
+    for name in ["timeline"] if options.record else options.names or known:
         if name in DRAWINGS:
             DRAWINGS[name]().save(IMAGES / f"{name}.svg")
         elif name in PROGRAMS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate
 
 from replicax._base.charts import Chart, steps
 from replicax._base.drawing import Bars, Line, Rect, Text, width_of
@@ -164,24 +164,37 @@ def summary(events: Sequence[Event]) -> str:
 
 
 def phases(events: Sequence[Event]) -> list[tuple[str, float, float]]:
-    """Return the phases that JAX's names of operations tell: "forward", "backward" and "update", with start and end."""
-    ordered = sorted(events, key=lambda event: event.start)
-    named = [(_phase(event), event) for event in ordered if event.kind in COMPUTATION and event.operation]
-    runs = [list(run) for _, run in groupby(named, key=lambda pair: pair[0])]
+    """Return the phases that JAX's names of operations tell: "forward", "backward" and "update", with start and end.
+
+    XLA moves some operations into another phase. So the two borders are where most of the time agrees with the names.
+    """
+    named = [event for event in events if event.kind in COMPUTATION and event.operation]
+    named.sort(key=lambda event: event.start)
+    sums = {phase: [0.0] for phase in ("forward", "backward", "update")}
+    for event in named:
+        for phase, times in sums.items():
+            times.append(times[-1] + (event.end - event.start) * (_phase(event) == phase))
+    forward, backward, update = sums.values()
+    places = range(len(named) + 1)
+    before = list(accumulate((forward[i] - backward[i] for i in places), max))
+    last = max(places, key=lambda i: before[i] + backward[i] - update[i])
+    first = max(places[: last + 1], key=lambda i: forward[i] - backward[i])
+    borders = {"forward": (0, first), "backward": (first, last), "update": (last, len(named))}
     least = _BRIEF * end_of(events)
-    long = [pair for run in runs if _time([event for _, event in run], set(COMPUTATION)) >= least for pair in run]
-    result: list[tuple[str, float, float]] = []
-    for phase, run in groupby(long, key=lambda pair: pair[0]):
-        times = [(event.start, event.end) for _, event in run]
-        if phase != "update" or any(name == "backward" for name, *_ in result):
-            result.append((phase, times[0][0], times[-1][1]))
-    return result
+    if sums["backward"][last] - sums["backward"][first] < least:
+        return []
+    return [
+        (phase, named[start].start, named[stop - 1].end)
+        for phase, (start, stop) in borders.items()
+        if sums[phase][stop] - sums[phase][start] >= least
+    ]
 
 
 def _phase(event: Event) -> str:
-    if "transpose(" in event.operation:
+    """Return the phase of an operation; an empty text for one in a loop that has lost the names around it."""
+    if "transpose(" in event.operation or "/checkpoint/" in event.operation:
         return "backward"
-    return "forward" if "jvp(" in event.operation else "update"
+    return "forward" if "jvp(" in event.operation else "" if "/while/" in event.operation else "update"
 
 
 def chart(step: str, topology: str, events: Sequence[Event]) -> Chart:
