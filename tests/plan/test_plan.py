@@ -190,6 +190,19 @@ def test_variables_are_sharded_over_the_planned_replicas(replicas, abstract):
     assert (w._storage.is_cut, w._storage.mesh.size) == (replicas == 2, replicas)  # as before
 
 
+def test_a_share_of_more_values_than_an_int32_counts_is_planned():
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    @rx.function
+    def loss(x):
+        return strategy.reduce("SUM", strategy.run(rx.share_of_mean, args=(x,)), axis=None)
+
+    part = rx.TensorSpec((1 << 15, 1 << 16), jnp.float32)  # 2^31 values on each replica
+    with strategy.scope():
+        found = lowered(loss, rx.PerReplicaSpec(part, part))
+    assert found.inputs.batch == 8 * 2**30
+
+
 def test_what_would_save_most_can_be_sharded():
     strategy = rx.MirroredStrategy(["CPU:0"])
     with strategy.scope():

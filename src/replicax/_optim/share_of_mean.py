@@ -59,7 +59,8 @@ def share_of_mean(values: ArrayLike, where: ArrayLike | None = None) -> jax.Arra
     dtype = values.dtype if jnp.issubdtype(values.dtype, jnp.inexact) else jnp.result_type(float)
     wide = jnp.promote_types(dtype, jnp.float32)  # jnp.mean adds up shorter types in float32, too
     if where is None:
-        count = replica_context._total_size(values.size)
+        size = replica_context._total_size(values.size)
+        count = float(size) if isinstance(size, int) else size  # JAX makes no array of an int above 2**31 - 1
     else:
         count = jnp.sum(jnp.broadcast_to(where, values.shape), dtype=jnp.float32)
         if replica_context.num_replicas_in_sync > 1:
