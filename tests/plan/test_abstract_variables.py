@@ -1,5 +1,7 @@
 """Variables without values, and programs that are planned with them."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,6 +98,24 @@ def test_a_keras_model_is_not_saved_over_another(tmp_path):
                 with pytest.raises(PlanError, match="no values.*Call it after the step"):
                     save(tmp_path / name)
     assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
+
+
+def test_state_that_each_replica_has_for_itself_is_read_by_shapes():
+    with rx.MirroredStrategy(["CPU:0", "CPU:1"]).scope(), rx.experimental.abstract_variables():
+        total = rx.Variable(
+            jnp.zeros(3),
+            synchronization=rx.VariableSynchronization.ON_READ,
+            aggregation=rx.VariableAggregation.SUM,
+        )
+    for found in (total.value(), total.assign(jnp.ones(3))):
+        assert isinstance(found, jax.ShapeDtypeStruct) and found.shape == (3,)
+
+
+def test_the_training_step_of_keras_fit_is_planned(command, tmp_path):
+    pytest.importorskip("keras")
+    example = Path(__file__).parents[2] / "examples" / "keras_fit.py"
+    done = command("--topology", "8", str(example))
+    assert done.returncode == 0 and "sequential/dense/kernel" in done.stdout, done.stdout + done.stderr
 
 
 PROGRAM = """

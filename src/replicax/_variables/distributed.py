@@ -325,6 +325,8 @@ class SyncOnReadVariable(_Distributed):
             if op is None:
                 return [leaf[0] for leaf in leaves]
             return [(jnp.sum if op is ReduceOp.SUM else jnp.mean)(x, axis=0, dtype=x.dtype) for x in leaves]
+        if self._storage.is_abstract:
+            return self._storage.leaf_types(True)  # type: ignore[return-value]
         if op is None:
             self._storage.lent = True
             return [self._reducer.aggregate(self._aggregation, value) for value in self._storage.values()]
