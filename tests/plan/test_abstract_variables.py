@@ -111,6 +111,24 @@ def test_state_that_each_replica_has_for_itself_is_read_by_shapes():
         assert isinstance(found, jax.ShapeDtypeStruct) and found.shape == (3,)
 
 
+@pytest.mark.parametrize("replicas", [1, 8])
+def test_a_keras_model_is_divided_by_the_planned_replicas(replicas):
+    keras = pytest.importorskip("keras")
+    strategy = rx.MirroredStrategy([f"GPU:{i}" for i in range(replicas)], shard_variables=True)
+    with strategy.scope(), rx.experimental.abstract_variables():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(1024, use_bias=False)])
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        optimizer.build(model.trainable_variables)
+
+    @rx.function
+    def step():
+        strategy.run(lambda: optimizer.apply([model.weights[0].value]))
+
+    found = Step(step, ()).lowered(parse(8)).inputs
+    part = 4 * 64 * 1024 // 8
+    assert found.variables == part and part <= found.state < part + 100  # momentum, with the optimizer's numbers
+
+
 def test_the_training_step_of_keras_fit_is_planned(command, tmp_path):
     pytest.importorskip("keras")
     example = Path(__file__).parents[2] / "examples" / "keras_fit.py"

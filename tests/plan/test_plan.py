@@ -190,6 +190,34 @@ def test_variables_are_sharded_over_the_planned_replicas(replicas, abstract):
     assert (w._storage.is_cut, w._storage.mesh.size) == (replicas == 2, replicas)  # as before
 
 
+OWN = {"synchronization": rx.VariableSynchronization.ON_READ, "aggregation": rx.VariableAggregation.MEAN}
+AGGREGATED = {"aggregation": rx.VariableAggregation.MEAN}
+DIFFERING = {"copies_may_differ": True}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("replicas", [1, 8])
+@pytest.mark.parametrize(
+    ("first", "second", "divided"),
+    [(AGGREGATED, None, 2), (DIFFERING, None, 0), (OWN | {"trainable": True}, None, 0), ({}, DIFFERING, 4)],
+)
+def test_state_of_any_variables_is_planned_from_any_number_of_replicas(replicas, first, second, divided):
+    strategy = rx.MirroredStrategy([f"GPU:{i}" for i in range(replicas)], shard_variables=True)
+    with strategy.scope():
+        w = [rx.Variable(jnp.zeros((64, 1024)), **options) for options in (first, second) if options is not None]
+        optimizer = rx.Optimizer(optax.adam(0.1), w)
+
+    @rx.function
+    def step():
+        strategy.run(lambda: optimizer.apply_gradients([v.value() for v in w]))
+
+    whole = 4 * 64 * 1024
+    moments = divided * whole // 8 + (2 * len(w) - divided) * whole
+    assert lowered(step).inputs.state == moments + 4  # with Adam's count
+    step()
+    assert all(np.isfinite(v.numpy()).all() for v in w)
+
+
 def test_a_share_of_more_values_than_an_int32_counts_is_planned():
     strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
 

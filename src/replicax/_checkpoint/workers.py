@@ -24,6 +24,7 @@ from replicax._checkpoint.object_graph import ObjectNode, PositionLeaf
 from replicax._checkpoint.sources import SAVE_COUNTER, SentSource, Source
 from replicax._input.iterator import DistributedIterator
 from replicax._job import exchange, state
+from replicax._variables.distributed import MirroredVariable
 
 _T = TypeVar("_T")
 _TOPIC = "checkpoints"
@@ -46,7 +47,9 @@ def is_shared(owner: object) -> bool:
 
 def may_differ(owner: object) -> bool:
     """Return True for a variable whose copies may differ, since it was created so."""
-    return bool(getattr(_variable_of(owner), "_copies_may_differ", False))
+    variable = _variable_of(owner)
+    divided = isinstance(variable, MirroredVariable) and variable._storage.is_cut
+    return bool(getattr(variable, "_copies_may_differ", False)) and not divided
 
 
 def is_of_several(nodes: Iterable[ObjectNode]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from replicax._base import nest
 from replicax._base.messages import received
@@ -22,7 +23,8 @@ from replicax._optim.initial_state import initial_state
 from replicax._passes import sharded_eval
 from replicax._tracing import context
 from replicax._tracing.context import ReplicaContext, StrategyLike
-from replicax._values import PerReplica, is_number, rows_of, traced_component, warn_of_mean
+from replicax._values import Kind, PerReplica, is_number, rows_of, traced_component, warn_of_mean
+from replicax._variables.assigned_alike import CopiesMayDiffer, MayDiffer
 from replicax._variables.distributed import MirroredVariable
 from replicax._variables.mesh_storage import Divided
 from replicax._variables.sharded import ShardedVariable
@@ -113,20 +115,31 @@ class Optimizer:
 
     def _initial_state(self, divided: Divided, **kwargs: Any) -> Variable:
         """Returns a variable of the transformation's initial state."""
+        may_differ = self._state_may_differ()
+        if may_differ is True:
+            divided = _leave_whole
         made = initial_state(self._transformation.init, self._variables, self._sharded, divided)
         state = self._transformation.init(self._parameters()) if made is None else None
         if self._sharded:
             modes.note_creation()
             kwargs |= {"strategy": self._strategy, "reducer": self._reducer}
             return ShardedVariable(lambda: state, **kwargs) if made is None else ShardedVariable.of(*made, **kwargs)
-        kwargs["copies_may_differ"] = not any(_is_cut(variable) for variable in self._flat) and not all(
-            variable._equal_by_contract for variable in self._flat
-        )
+        kwargs["copies_may_differ"] = may_differ
         if made is None:
             return Variable(lambda: state, **kwargs)
         variable = Variable(lambda: jax.tree.unflatten(made.tree, made.arrays), **kwargs)
         variable._storage.lent = False  # nobody else refers to these arrays
         return variable
+
+    def _state_may_differ(self) -> CopiesMayDiffer:
+        """Return the state's `copies_may_differ`.
+
+        Whether the state can be divided does not depend on the number of replicas, since a plan is for another number.
+        """
+        if all(variable._equal_by_contract for variable in self._flat):
+            return False
+        can_be_divided = [isinstance(v, MirroredVariable) and v._can_be_divided for v in self._flat]
+        return MayDiffer.UNLESS_DIVIDED if any(can_be_divided) else True
 
     @property
     def variables(self) -> list[Variable]:
@@ -386,9 +399,9 @@ def _structure_error(gradients: Tree, parameters: Tree) -> ValueError:
 _MEAN = "Optimizer(reduce_op='MEAN')"
 
 
-def _is_cut(variable: Variable) -> bool:
-    """Returns whether each replica has a part of a variable, which then is one value for all of them."""
-    return isinstance(variable, MirroredVariable) and variable._storage.is_cut
+def _leave_whole(kind: Kind, layout: PartitionSpec | None) -> PartitionSpec | None:
+    """Return the layout of an array that is not divided among the replicas: as it is."""
+    return layout
 
 
 def _of_dtype(new: Leaf, old: jax.Array) -> jax.Array:

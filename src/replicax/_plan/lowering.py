@@ -271,7 +271,7 @@ def _abstract_variables() -> Iterator[None]:
     try:
         for each, storage in before:
             if not isinstance(storage, HomeStorage):
-                each._storage = storage.abstract()
+                each._storage = each._abstract_storage()
         yield
     finally:
         for each, storage in before:

@@ -40,6 +40,7 @@ from replicax._tracing.context import StrategyLike
 from replicax._values import Kind, ReplicaMesh
 from replicax._variables import creators
 from replicax._variables.distributed import _Distributed
+from replicax._variables.mesh_storage import Divided
 from replicax._variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -353,6 +354,11 @@ class StrategyExtended(abc.ABC):
         Where a strategy has one place for all of its variables, there is nothing to do.
         """
         return contextlib.nullcontext()
+
+    @property
+    def _division(self) -> Divided | None:
+        """The function `_divided`; None if the strategy divides no variables."""
+        return None
 
     def _divided(self, kind: Kind, layout: PartitionSpec | None) -> PartitionSpec | None:
         """Returns the layout of a variable's leaf with that by which each replica has a part, if it is to have one."""

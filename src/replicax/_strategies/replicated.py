@@ -52,6 +52,7 @@ from replicax._values import (
 )
 from replicax._variables import layouts
 from replicax._variables.distributed import MirroredVariable, SyncOnReadVariable, _Distributed
+from replicax._variables.mesh_storage import Divided
 from replicax._variables.variable import Variable
 
 
@@ -175,9 +176,9 @@ class MirroringExtended(ReplicatedExtended):
         if not self._mesh.logical_axes and self._rules is None and self._divides is False:
             return MirroredVariable(**kwargs)
         trainable = kwargs["trainable"] is not False
-        divided = None if self._divides is False else self._divided
+        of_leaves = functools.partial(self._layouts, trainable)
         with self._where_initial_values_are():
-            return MirroredVariable(layouts=functools.partial(self._layouts, trainable), divided=divided, **kwargs)
+            return MirroredVariable(layouts=of_leaves, divided=self._division, **kwargs)
 
     def _layouts(self, trainable: bool, name: str, leaves: layouts.PathsAndTypes) -> list[PartitionSpec | None]:
         """Returns how the leaves of a new variable are split over a replica's devices."""
@@ -186,6 +187,10 @@ class MirroringExtended(ReplicatedExtended):
         if self._rules is not None:
             return self._rules.layouts(layouts.making.name or name, leaves, trainable)
         return [None] * len(leaves)
+
+    @property
+    def _division(self) -> Divided | None:
+        return None if self._divides is False else self._divided
 
     def _divided(self, kind: Kind, layout: PartitionSpec | None) -> PartitionSpec | None:
         if self._divides is False or cut_axis(layout) is not None:

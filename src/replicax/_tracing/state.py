@@ -50,7 +50,6 @@ class Stored(Protocol):
 class State(TapedVariable, Protocol):
     """What frames need of a variable. Leaves are lists, since a variable may hold a whole pytree."""
 
-    _equal_by_contract: bool
     _changed: bool
     _changed_by_input: bool
     _types: list[jax.ShapeDtypeStruct]
@@ -59,6 +58,8 @@ class State(TapedVariable, Protocol):
     def name(self) -> str: ...
     @property
     def shape(self) -> Tree: ...
+    @property
+    def _equal_by_contract(self) -> bool: ...
     @property
     def _mesh(self) -> ReplicaMesh | None: ...
     @property

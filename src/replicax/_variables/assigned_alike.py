@@ -6,8 +6,10 @@ where the values come (see `_engine.compiled`); eager ones when they have ended,
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,18 @@ from replicax._variables.mesh_storage import MirroredStorage
 from replicax._variables.variable import Variable
 
 _refuse_different = True
+
+
+class MayDiffer(enum.Enum):
+    """A further value of `copies_may_differ`, for variables that another library or an optimizer creates.
+
+    UNLESS_DIVIDED: the copies may differ, unless the strategy divides the variable among the replicas.
+    """
+
+    UNLESS_DIVIDED = enum.auto()
+
+
+CopiesMayDiffer: TypeAlias = bool | MayDiffer | None
 
 
 def refuse_different_assignments(refuse: bool) -> None:
@@ -38,8 +52,8 @@ def refuse_different_assignments(refuse: bool) -> None:
     _refuse_different = bool(refuse)
 
 
-def is_required(copies_may_differ: bool | None) -> bool:
-    """Returns whether the copies of a variable made with this argument must stay equal."""
+def is_required(copies_may_differ: CopiesMayDiffer) -> bool:
+    """Return whether the copies of a variable with this argument must stay equal even if it is not divided."""
     return _refuse_different if copies_may_differ is None else not copies_may_differ
 
 

@@ -30,6 +30,7 @@ from replicax._values import (
 )
 from replicax._variables import assigned_alike, deferred_restore
 from replicax._variables.as_leaves import ARRAY, convert_leaf, refuse_split
+from replicax._variables.assigned_alike import CopiesMayDiffer, MayDiffer
 from replicax._variables.combine import combined
 from replicax._variables.layouts import LayoutsOf, paths_and_types
 from replicax._variables.mesh_storage import ComponentStorage, Converted, Divided, MirroredStorage, StackedStorage
@@ -194,8 +195,22 @@ class MirroredVariable(_Distributed):
         self._layouts_of, self._divided = layouts, divided
         super().__init__(*args, **kwargs)
         self._synchronization = VariableSynchronization.ON_WRITE
-        required = assigned_alike.is_required(self._copies_may_differ) or self._storage.is_cut
-        self._equal_by_contract = required and self._aggregation is _NONE
+        self._copies_must_agree = assigned_alike.is_required(self._copies_may_differ)
+
+    @property
+    def _can_be_divided(self) -> bool:
+        """True if each replica may have a part of it: its copies need not differ."""
+        may_differ: CopiesMayDiffer = self._copies_may_differ
+        return not may_differ or may_differ is MayDiffer.UNLESS_DIVIDED
+
+    @property
+    def _equal_by_contract(self) -> bool:
+        return self._aggregation is _NONE and (self._copies_must_agree or self._storage.is_cut)
+
+    def _abstract_storage(self) -> MirroredStorage:
+        assert self._strategy is not None
+        division = self._strategy.extended._division
+        return self._storage.abstract_by(division if self._can_be_divided else None)
 
     def _read(self) -> Leaves:
         frame = frames.frame()
@@ -207,9 +222,9 @@ class MirroredVariable(_Distributed):
         layouts: Sequence[PartitionSpec | None] = [None] * len(self._types)
         if self._layouts_of is not None:
             layouts = self._layouts_of(self._name, paths_and_types(self._treedef, self._types))
-        if self._copies_may_differ:  # so that no replica can have a part for the others
+        if not self._can_be_divided:
             assigned_alike.refuse_cut(leaves, self._mesh, self.name)
-        divided = None if self._copies_may_differ else self._divided
+        divided = self._divided if self._can_be_divided else None
         return MirroredStorage(self.name, self._types, self._mesh, leaves, lent, layouts, divided)
 
     def _take_from_host(self, arrays: list[np.ndarray]) -> None:

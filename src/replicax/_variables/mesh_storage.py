@@ -207,9 +207,14 @@ class MirroredStorage(ComponentStorage):
         return _if_any(layouts)
 
     def abstract(self) -> Self:
+        return self.abstract_by(self._divided)
+
+    def abstract_by(self, divided: Divided | None) -> Self:
+        """Return what `abstract` does, divided among the replicas by another function, or not at all."""
         other = super().abstract()
-        if other._divided is not None:  # it depends on their number whether the replicas can have parts
+        if divided is not None or other._divided is not None:  # the number of replicas decides which leaves are
             kept = [partition.within_replica(layout) for layout in other.layouts or ()]
+            other._divided = divided
             other.layouts = other._with_parts(kept or [None] * len(other.types))
             other._hold(other._kinds())
         return other

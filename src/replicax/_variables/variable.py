@@ -125,7 +125,6 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
     _stays_in_process = True  # see `_data/by_value.py`
     _mesh: ReplicaMesh | None = None
     _strategy: context.StrategyLike | None = None
-    _equal_by_contract = False  # whether it is an error that replicas assign different values
     _storage: Storage  # where the arrays are
     _late: bool | None = False  # whether a restored checkpoint may have a value for it (see `deferred_restore`)
     _hidden = False  # whether users do not see it, as the counters of random numbers
@@ -459,6 +458,15 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
         return self.__deepcopy__({}).__dict__  # with leaves of its own, wherever they stand
 
     # For the engine: how values are stored, and how they go through frames.
+
+    @property
+    def _equal_by_contract(self) -> bool:
+        """True if it is an error that replicas assign different values."""
+        return False
+
+    def _abstract_storage(self) -> Storage:
+        """Return a storage with shapes in place of arrays, as the variable's strategy would create it now."""
+        return self._storage.abstract()
 
     def _adopt(self, arrays: Sequence[np.ndarray]) -> None:
         """Replaces the leaves by arrays of the host that nobody writes any more: devices may share their memory."""

@@ -36,9 +36,8 @@ from replicax._control_flow import cond_and_loops
 from replicax._integrations.keras.losses import replicas
 from replicax._tracing import context as _context
 from replicax._tracing import frames
-from replicax._tracing.context import StrategyLike
-from replicax._values import cut_axis
 from replicax._variables import central, creators
+from replicax._variables.assigned_alike import MayDiffer
 from replicax._variables.distributed import SyncOnReadVariable
 from replicax._variables.variable import Variable
 
@@ -144,14 +143,6 @@ def _parts(variable: keras.Variable) -> Sequence[Variable]:
     return parts
 
 
-def _is_cut(strategy: StrategyLike, value: jax.Array) -> bool:
-    """Returns whether each replica keeps a part of a variable of this value, which then is one for all of them."""
-    extended, mesh = strategy.extended, strategy.extended._mesh
-    if mesh is None:
-        return False
-    return cut_axis(extended._divided(value, mesh.layout_of(value, "a Keras variable"))) is not None
-
-
 def _new_variable(variable: keras.Variable, value: Tree) -> Variable:
     strategy = _context.get_strategy()
     own_state = _making.own is not None and variable.aggregation == "none" and jnp.issubdtype(value.dtype, jnp.floating)
@@ -176,7 +167,7 @@ def _new_variable(variable: keras.Variable, value: Tree) -> Variable:
             name=variable.path,
             synchronization=synchronization,
             aggregation=aggregation,
-            copies_may_differ=not _is_cut(strategy, value),  # as with Keras on TensorFlow
+            copies_may_differ=MayDiffer.UNLESS_DIVIDED,  # as with Keras on TensorFlow
         )
 
 
