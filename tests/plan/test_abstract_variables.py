@@ -195,6 +195,17 @@ def test_the_command_plans_a_program_for_several_topologies(command, tmp_path):
 
 
 @pytest.mark.thorough
+def test_the_command_compares_the_variants_of_a_step(command):
+    done = command("--topology", "4", "--compare")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split() for line in done.stdout[done.stdout.index("variants on cpu:4") :].splitlines()[2:]]
+    assert [line[0] for line in lines] == ["shard_variables", "both", "shard_optimizer_state", "replicated"]
+    assert lines[3][-3:] == ["as", "it", "is"]
+    done = command("--topology", "4", "--largest-batch")
+    assert done.returncode == 1 and "cpu:4 has no largest batch" in done.stderr and "replicas" not in done.stdout
+
+
+@pytest.mark.thorough
 def test_the_command_says_which_steps_there_are(command):
     done = command("--topology", "2", "--step", "nosuch")
     assert done.returncode == 1 and "--step NAME from: total, train_step." in done.stderr, done.stderr

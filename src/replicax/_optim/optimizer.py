@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from replicax._base import nest
+from replicax._base import nest, planning
+from replicax._base.living import Living
 from replicax._base.messages import received
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree, as_options, as_reduce_op
 from replicax._collectives import sharding
@@ -19,19 +21,19 @@ from replicax._collectives.reducer import Reducer
 from replicax._engine import modes
 from replicax._engine.function import Function
 from replicax._engine.replica_trace import SpmdContext
-from replicax._optim.initial_state import initial_state
+from replicax._optim.initial_state import InitialState, initial_state
 from replicax._passes import sharded_eval
 from replicax._tracing import context
 from replicax._tracing.context import ReplicaContext, StrategyLike
 from replicax._values import Kind, PerReplica, is_number, rows_of, traced_component, warn_of_mean
 from replicax._variables.assigned_alike import CopiesMayDiffer, MayDiffer
 from replicax._variables.distributed import MirroredVariable
-from replicax._variables.mesh_storage import Divided
 from replicax._variables.sharded import ShardedVariable
 from replicax._variables.variable import Variable
 
 # The extra arguments of Optax that belong to a replica's own gradients: the loss, and its gradient.
 _OF_GRADIENTS = ("value", "grad")
+living: Living[Optimizer] = Living()
 
 
 class GradientTransformation(Protocol):
@@ -110,26 +112,43 @@ class Optimizer:
         self._sharded = self._is_sharded()
         self._run_compiled = Function(lambda *args: self._strategy.run(self._apply, args=args))
         strategy = self._strategy or context.get_strategy()
+        divided = strategy.extended._divided if self._state_may_differ() is not True else _leave_whole
         with strategy.scope(), strategy.extended._colocate_state(variables):
-            self.state = self._initial_state(strategy.extended._divided, trainable=False, name="optimizer_state")
+            made = initial_state(transformation.init, variables, self._sharded, divided)
+            state = transformation.init(self._parameters()) if made is None else None
+            self.state = self._create_state(made, state)
+        living.add(self)
 
-    def _initial_state(self, divided: Divided, **kwargs: Any) -> Variable:
-        """Returns a variable of the transformation's initial state."""
-        may_differ = self._state_may_differ()
-        if may_differ is True:
-            divided = _leave_whole
-        made = initial_state(self._transformation.init, self._variables, self._sharded, divided)
-        state = self._transformation.init(self._parameters()) if made is None else None
+    def _create_state(self, made: InitialState | None, state: Tree = None) -> Variable:
+        """Return a variable of the transformation's state, which is `state` where its arrays are not placed yet."""
+        kwargs: dict[str, Any] = {"trainable": False, "name": "optimizer_state"}
         if self._sharded:
             modes.note_creation()
             kwargs |= {"strategy": self._strategy, "reducer": self._reducer}
             return ShardedVariable(lambda: state, **kwargs) if made is None else ShardedVariable.of(*made, **kwargs)
-        kwargs["copies_may_differ"] = may_differ
+        kwargs["copies_may_differ"] = self._state_may_differ()
         if made is None:
             return Variable(lambda: state, **kwargs)
         variable = Variable(lambda: jax.tree.unflatten(made.tree, made.arrays), **kwargs)
         variable._storage.lent = False  # nobody else refers to these arrays
         return variable
+
+    @contextlib.contextmanager
+    def _with_planned_state(self) -> Iterator[None]:
+        """Return a context for plans: the state has no values, and is sharded if the strategy's options say so now.
+
+        Raises:
+            ValueError: the options say so, and a variable has no copy on each replica.
+        """
+        before, kinds, tree = (self._sharded, self.state), self.state._types, self.state._treedef
+        strategy = self._strategy or context.get_strategy()
+        try:
+            self._sharded = self._is_sharded()
+            with planning.abstract_variables(), strategy.scope(), strategy.extended._colocate_state(self._variables):
+                self.state = self._create_state(InitialState([*kinds], kinds, tree))  # type: ignore[list-item]
+            yield
+        finally:
+            self._sharded, self.state = before
 
     def _state_may_differ(self) -> CopiesMayDiffer:
         """Return the state's `copies_may_differ`.

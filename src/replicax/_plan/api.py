@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 
 from replicax._base import doc_pages, jax_internals, tracebacks
 from replicax._base.messages import received
 from replicax._base.planning import PlanError
-from replicax._base.progress import progress
 from replicax._base.types import Tree
 from replicax._data.iterators import ElementIterator
 from replicax._engine.function import function, is_function
 from replicax._input.distributed_dataset import DistributedDataset
-from replicax._plan import apart, chips
+from replicax._plan import apart, chips, pool, variants
 from replicax._plan.jit_steps import JitStep, is_jitted
-from replicax._plan.lowering import Lowered, Step, arrange, layout
+from replicax._plan.lowering import Step
 from replicax._plan.options import TIME_LIMIT
 from replicax._plan.plans import Plan
-from replicax._plan.report import TopologyPlan, report
+from replicax._plan.pool import Settings
 
 
 @tracebacks.boundary
@@ -30,6 +27,7 @@ def plan(
     *,
     topology: str | int | Sequence[str | int],
     axes: Sequence[str] | None = None,
+    compare: bool = False,
     time_limit: float = TIME_LIMIT,
 ) -> Plan:
     """Compile a step for devices that are not there, and report its memory, communication and least time on them.
@@ -51,6 +49,8 @@ def plan(
             of virtual CPU devices; or a list.
         axes: the axes of the step's mesh, from the one that spans hosts to the one within a host; by default in the
             order of the mesh.
+        compare: True to plan the step also with each combination of the strategy's options `shard_optimizer_state` and
+            `shard_variables`, as `variants` of the result.
         time_limit: the most seconds that one compilation takes.
 
     Returns:
@@ -84,7 +84,7 @@ def plan(
             traced = JitStep(step, arguments(batch))
         else:
             traced = Step(step if is_function(step) else function(step), arguments(batch))
-    return Plan(traced.name, tuple(compile_all(traced, topologies, axes, time_limit)))
+    return plan_step(traced, topologies, compare, Settings(axes, time_limit))
 
 
 def check(topologies: Sequence[chips.Topology]) -> None:
@@ -119,23 +119,11 @@ def arguments(batch: Tree) -> tuple[Tree, ...]:
     return batch if isinstance(batch, tuple) else (batch,)
 
 
-def compile_all(
-    step: Step | JitStep, topologies: Sequence[chips.Topology], axes: Sequence[str] | None, time_limit: float
-) -> list[TopologyPlan]:
-    """Return the plans of a step for all topologies. Several are compiled at a time."""
-
-    def planned(lowered: Lowered, topology: chips.Topology) -> TopologyPlan:
-        measured = apart.compiled(lowered, topology, time_limit)
-        arranged = dataclasses.replace(topology, order=tuple(lowered.order or ()))
-        return report(arranged, lowered.replicas, lowered.inputs, measured, layout(lowered, topology))
-
-    with (
-        jax_internals.assume_cudnn(),
-        progress(f"planning {step.name}", total=len(topologies), unit="topologies") as bar,
-        concurrent.futures.ThreadPoolExecutor(apart.AT_ONCE) as pool,
-    ):
-        waiting = [pool.submit(planned, arrange(step.lowered(topology), axes), topology) for topology in topologies]
-        for each in concurrent.futures.as_completed(waiting):
-            if each.exception() is None:
-                bar.advance()
-        return [each.result() for each in waiting]
+def plan_step(step: Step | JitStep, topologies: Sequence[chips.Topology], compare: bool, settings: Settings) -> Plan:
+    """Return the plan of a step for all topologies, with its variants if they are to be compared."""
+    if compare:
+        plans, by_name = variants.compare(step, topologies, settings)
+        return Plan(step.name, tuple(plans), by_name, step, settings)
+    programs = ((step.lowered(topology), topology) for topology in topologies)
+    plans = pool.compile_all(step.name, programs, len(topologies), settings)
+    return Plan(step.name, tuple(plans), {}, step, settings)

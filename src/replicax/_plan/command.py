@@ -27,6 +27,7 @@ examples:
   replicax plan --install gpu
   replicax plan --topology h100:8 train.py
   replicax plan --topology h100:2x8 --topology v5e:4x4 --step train_step train.py --batch-size 1024
+  replicax plan --topology h100:8 --compare --largest-batch train.py
   replicax plan --topology 8 -m project.train
 
 The strategy of the program has as many replicas as the first topology has devices, whichever devices the program names.
@@ -48,6 +49,10 @@ def parser(name: str) -> argparse.ArgumentParser:
     add("--axes", type=lambda names: names.split(","), metavar="AXES", help=text)
     text = "the most seconds that one compilation takes (default: %(default)g)"
     add("--time-limit", type=_seconds, default=options.TIME_LIMIT, metavar="SECONDS", help=text)
+    text = "plan the step also with shard_optimizer_state and shard_variables, and without"
+    add("--compare", action="store_true", help=text)
+    text = "search the largest batch that fits the memory of a device, by further compilations"
+    add("--largest-batch", action="store_true", help=text)
     text = "serve TensorFlow's names by replicax.tf, as replicax run-tf does"
     add("--tf", action="store_true", help=text)
     add("--picture", metavar="FILE", help="draw the plan to this file, such as plan.svg")
@@ -89,6 +94,8 @@ def main(arguments: Sequence[str], name: str) -> int:
         module=given.module,
         axes=given.axes,
         time_limit=given.time_limit,
+        compare=given.compare,
+        largest_batch=given.largest_batch,
         command=[given.program, *given.arguments],
     )
     devices = f"{first.platform.upper()}:{min(first.size, options.MOST_DEVICES)}"

@@ -24,12 +24,13 @@ from replicax._base.planning import PlanError
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import Leaf, Tree
 from replicax._engine.function import Function
-from replicax._plan import api, chips
+from replicax._plan import api, chips, largest_batch
 from replicax._plan import picture as drawing
 from replicax._plan.jit_steps import JitStep
+from replicax._plan.largest_batch import LargestBatch
 from replicax._plan.lowering import Step
 from replicax._plan.options import MOST_DEVICES, Options
-from replicax._plan.plans import Plan
+from replicax._plan.pool import Settings
 from replicax._plan.report import TopologyPlan
 from replicax._plan.source_lines import is_users
 from replicax._tracing import frames
@@ -49,6 +50,8 @@ class Planner:
         self._options = options
         self._topologies = [chips.parse(each) for each in options.topologies]
         api.check(self._topologies)  # before anything takes time
+        for topology in self._topologies if options.largest_batch else ():
+            largest_batch.check(topology)
         if options.picture is not None:
             drawing.check(options.picture)
         self._passed: dict[str, None] = {}  # the names of the functions that were called and were not the step
@@ -116,19 +119,27 @@ class Planner:
     def _plan(self, step: Step | JitStep, topologies: Sequence[chips.Topology]) -> NoReturn:
         """Plan the step, in further processes for topologies of other sizes; print the plan, and end the program."""
         options = self._options
-        plans = api.compile_all(step, topologies, options.axes, options.time_limit)
+        settings = Settings(options.axes, options.time_limit)
+        plan = api.plan_step(step, topologies, options.compare, settings)
         if options.result is not None:
-            Path(options.result).write_bytes(pickle.dumps(plans))
+            largest = [plan.largest_batch(each.topology) for each in plan] if options.largest_batch else []
+            Path(options.result).write_bytes(pickle.dumps((plan.topologies, largest)))
             raise Planned(0)
-        found = {plan.topology: plan for plan in plans}
+        found = {each.topology: each for each in plan}
+        batches: list[LargestBatch] = []
         others = [topology for topology in self._topologies if topology.name not in found]
         for size in dict.fromkeys(topology.size for topology in others):
             elsewhere = _plan_elsewhere(options, [topology for topology in others if topology.size == size])
-            found.update({plan.topology: plan for plan in elsewhere})
-        plan = Plan(step.name, tuple(found[topology.name] for topology in self._topologies))
+            found.update({each.topology: each for each in elsewhere[0]})
+            batches += elsewhere[1]
+        plan = replace(plan, topologies=tuple(found[topology.name] for topology in self._topologies))
         print(plan, flush=True)
         if options.picture is not None:
             plan.draw(options.picture)
+        for topology in topologies if options.largest_batch else ():
+            print(plan.largest_batch(topology.name), flush=True)
+        for batch in batches:
+            print(batch, flush=True)
         raise Planned(0)
 
     def advice(self) -> str:
@@ -181,7 +192,9 @@ def _is_of_user(frame: types.FrameType) -> bool:
     return module.startswith(("flax.nnx.", "equinox.")) or is_users(frame.f_code.co_filename)
 
 
-def _plan_elsewhere(options: Options, topologies: Sequence[chips.Topology]) -> list[TopologyPlan]:
+def _plan_elsewhere(
+    options: Options, topologies: Sequence[chips.Topology]
+) -> tuple[Sequence[TopologyPlan], list[LargestBatch]]:
     """Run the program in another process, which has as many devices as these topologies; return their plans."""
     with tempfile.TemporaryDirectory(prefix="replicax-plan-") as folder:
         file = Path(folder, "plans")
@@ -196,7 +209,7 @@ def _plan_elsewhere(options: Options, topologies: Sequence[chips.Topology]) -> l
                 f"The program has no plan for {', '.join(names)}: run again with as many devices, it ended with status "
                 f"{ended.returncode}. Its messages are above."
             )
-        plans: list[TopologyPlan] = pickle.loads(file.read_bytes())
+        plans: tuple[Sequence[TopologyPlan], list[LargestBatch]] = pickle.loads(file.read_bytes())
         return plans
 
 

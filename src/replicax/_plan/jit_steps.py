@@ -111,6 +111,47 @@ class JitStep:
             _order_of(self._mesh),
         )
 
+    @property
+    def rows(self) -> int | None:
+        """The rows of each part of the batch: the first dimension of its first array; None without one."""
+        batch = self._batch()
+        return self._specs[batch[0]].shape[0] // self.parts() if batch else None
+
+    def parts(self, _: int = 1) -> int:
+        """Return the number of parts into which the mesh divides the rows of the batch."""
+        first = self._specs[self._batch()[0]]
+        if not isinstance(first.sharding, NamedSharding):
+            return 1
+        return int(first.shape[0] // first.sharding.shard_shape(first.shape)[0])
+
+    def with_rows(self, rows: int) -> JitStep:
+        """Return the step for a batch with so many rows in each part; other arrays stay."""
+        batch, leaves = self._batch(), list(self._constants)
+        before = self._specs[batch[0]].shape[0]
+        for number in batch:
+            spec = self._specs[number]
+            if spec.shape[0] == before:
+                shape = (rows * self.parts(), *spec.shape[1:])
+                leaves[self._places[number]] = jax.ShapeDtypeStruct(shape, spec.dtype, sharding=spec.sharding)
+        args, kwargs = jax.tree.unflatten(self._tree, leaves)
+        return JitStep(self._function, args, kwargs)
+
+    def _batch(self) -> list[int]:
+        """Return the numbers of the arrays with rows: those without new values among the results.
+
+        In a step that returns no argument with new values they are the arrays of the last argument.
+        """
+        outputs = Counter(_signature(aval) for aval in self._jaxpr.out_avals)
+        batch = []
+        for number, spec in enumerate(self._specs):
+            outputs[_signature(spec)] -= 1
+            if outputs[_signature(spec)] < 0 and spec.shape and not jnp.issubdtype(spec.dtype, jax.dtypes.extended):
+                batch.append(number)
+        if self.gives_back or not self._arguments:
+            return batch
+        *_, last = self._arguments.values()
+        return [number for number in batch if number in last]
+
     def _flat(self, *arrays: Leaf) -> list[Leaf]:
         """Call the function with these arrays; return its arrays, and those that it has put into its arguments."""
         leaves = list(self._constants)

@@ -8,6 +8,7 @@ in place of arrays, and the result is exported. No device and no value takes par
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -20,8 +21,9 @@ import numpy as np
 from jax import export
 from jax.sharding import NamedSharding
 from jax.tree_util import keystr, tree_flatten_with_path
+from jax.typing import DTypeLike
 
-from replicax._base import doc_pages, jax_internals, nest
+from replicax._base import array_conversion, doc_pages, jax_internals, nest
 from replicax._base.jax_internals import callback_of, users_line
 from replicax._base.jaxprs import equations
 from replicax._base.planning import PlanError
@@ -31,7 +33,7 @@ from replicax._collectives.sharding import cut_axis
 from replicax._engine.function import Function
 from replicax._engine.program import Program
 from replicax._engine.program_inputs import meshes_of
-from replicax._engine.signature import CallSignature
+from replicax._engine.signature import ArgumentKey, CallSignature
 from replicax._engine.trace_function import Tracing
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._plan.chips import Topology
@@ -165,6 +167,7 @@ class Step:
         assigns: whether it assigns variables.
         results: the specs of what it returns.
         mesh: the mesh of its replicas; None if it runs no replicas, or its strategy has no mesh.
+        variables: the variables that it reads or assigns.
 
     Raises:
         PlanError: the step cannot be compiled as a whole, or runs under a strategy that cannot be planned for.
@@ -182,12 +185,14 @@ class Step:
                 f"See {doc_pages.page('how-to/planning#what-cannot-be-planned')}."
             )
         self._reads, self.assigns, self.results = program.reads, program.assigns, program.result_specs()
+        self._elements = [read.element for read in program.reads]
+        self.variables = [v for v in program.level.variables.values() if isinstance(v, Variable)]
         call = CallSignature(*self._args)
         meshes = {id(mesh): mesh for mesh in meshes_of(program.level, call, program.reads)}
         if len(meshes) > 1:
             raise PlanError(f"{self.name} cannot be planned: it runs replicas of {len(meshes)} strategies.")
         self.mesh = next(iter(meshes.values()), None)
-        unknown = [v for v in program.level.variables.values() if isinstance(v._storage, HomeStorage)]
+        unknown = [v for v in self.variables if isinstance(v._storage, HomeStorage)]
         if unknown or program._runner is not None or (self.mesh is not None and not self.mesh.all_local):
             raise PlanError(
                 f"{self.name} cannot be planned: its strategy has to keep the variables with the replicas, in this "
@@ -196,6 +201,44 @@ class Step:
                 "replicas. "
                 f"See {doc_pages.page('how-to/planning#what-cannot-be-planned')}."
             )
+
+    @property
+    def rows(self) -> int | None:
+        """The rows of each replica's part of the batch: the first dimension of its first array; None without one.
+
+        Arrays that are divided among the replicas are the batch. If no array is, all arrays are.
+        """
+        batch = self._batch()
+        return _shape_of_part(batch[0], self.mesh)[0] if batch else None
+
+    def _batch(self) -> list[Leaf]:
+        leaves = [leaf for leaf in nest.leaves((self._args, self._elements)) if _shape_of_part(leaf, self.mesh)]
+        return [leaf for leaf in leaves if isinstance(leaf, PerReplica)] or leaves
+
+    def parts(self, replicas: int) -> int:
+        """Return the number of parts of the batch."""
+        return replicas
+
+    def with_rows(self, rows: int) -> Step:
+        """Return the step for a batch with so many rows in each replica's part.
+
+        Arrays of the batch with another first dimension than the first array stay.
+        """
+        before, mesh, batch = self.rows, self.mesh, {id(leaf) for leaf in self._batch()}
+
+        def resize(leaf: Leaf) -> Leaf:
+            shape = _shape_of_part(leaf, mesh)
+            if id(leaf) not in batch or shape[0] != before:
+                return leaf
+            shape, dtype = (rows, *shape[1:]), array_of(leaf).dtype
+            if mesh is not None and isinstance(leaf, PerReplica):
+                return of_array(PerReplica, jax.ShapeDtypeStruct((mesh.size, *shape), dtype), mesh)
+            return _without_contents(shape, dtype)
+
+        other = copy.copy(self)
+        other._args = tuple(nest.map_structure(resize, each) for each in self._args)
+        other._elements = [nest.map_structure(resize, element) for element in self._elements]
+        return other
 
     def lowered(self, topology: Topology) -> Lowered:
         """Returns it lowered for these devices.
@@ -219,8 +262,8 @@ class Step:
         def planned(leaf: Leaf) -> Leaf:
             return _planned(leaf, self.mesh, was_alone)
 
-        call = CallSignature(*(nest.map_structure(planned, each) for each in self._args))
-        elements = [nest.map_structure(planned, read.element) for read in self._reads]
+        call = _PlannedCall(*(nest.map_structure(planned, each) for each in self._args))
+        elements = [nest.map_structure(planned, element) for element in self._elements]
         queue = [
             (DatasetRead(iterator, call.iterators, element), element)
             for read, element in zip(self._reads, elements)
@@ -255,6 +298,19 @@ class Step:
                     f"{users_line(eqn)}. Leave out what prints, asserts or calls back to plan the step. "
                     f"See {doc_pages.page('how-to/planning#what-cannot-be-planned')}."
                 )
+
+
+class _PlannedCall(CallSignature):
+    """The arguments of a planned call. Arrays of `_without_contents` stay without contents."""
+
+    __slots__ = ()
+
+    def _take(self, leaf: Leaf) -> ArgumentKey:
+        if not isinstance(leaf, np.ndarray) or any(leaf.strides) or leaf.size < 2:
+            return super()._take(leaf)
+        kind = jax.ShapeDtypeStruct(leaf.shape, array_conversion.as_array(leaf.flat[0]).dtype)
+        self.dynamic.append(kind)  # type: ignore[arg-type]
+        return kind.shape, kind.dtype, False
 
 
 class _Planning(Tracing):
@@ -297,9 +353,13 @@ def _with_values(leaf: Leaf) -> Leaf:
     if isinstance(leaf, PerReplica) and mesh_of(leaf) is not None and (padded := padded_form(leaf)) is not None:
         return of_array(PerReplica, padded.array, mesh_of(leaf))  # as if all replicas' parts were the largest
     if isinstance(leaf, (TensorSpec, jax.ShapeDtypeStruct)):
-        shape = tuple(int(n or 0) for n in leaf.shape)
-        return np.broadcast_to(np.zeros((), leaf.dtype), shape)
+        return _without_contents(tuple(int(n or 0) for n in leaf.shape), leaf.dtype)
     return leaf
+
+
+def _without_contents(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """Return an array of zeros that takes the memory of one."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def _mesh_of_specs() -> ReplicaMesh:
@@ -332,6 +392,15 @@ def _planned(leaf: Leaf, mesh: ReplicaMesh | None, was_alone: bool) -> Leaf:
     shape = array.shape[1:] if of_mesh else array.shape
     stacked = jax.ShapeDtypeStruct((mesh.size, *shape), array.dtype, sharding=mesh.stacked)
     return of_array(PerReplica, stacked, mesh)
+
+
+def _shape_of_part(leaf: Leaf, mesh: ReplicaMesh | None) -> tuple[int, ...]:
+    """Return the shape of each replica's part of an array of the batch; an empty one for other values."""
+    if isinstance(leaf, PerReplica):
+        array = array_of(leaf) if mesh_of(leaf) is mesh else None
+        return () if array is None else tuple(array.shape[1:])
+    of_batch = is_array(leaf) and not isinstance(leaf, (Mirrored, Variable))
+    return tuple(leaf.shape) if of_batch and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) else ()
 
 
 def spec_of(leaf: Leaf) -> list[object]:

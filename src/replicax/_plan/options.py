@@ -20,6 +20,8 @@ class Options:
         axes: the axes of the step's mesh, from the one that spans hosts to the one within a host; None for the mesh's
             own order.
         time_limit: the most seconds that one compilation takes.
+        compare: whether to plan the step also with other options of its strategy.
+        largest_batch: whether to search the largest batch.
         result: the file to which the plans are written, pickled, in place of printing them; None to print.
         command: the program and its arguments.
     """
@@ -30,5 +32,7 @@ class Options:
     module: bool = False
     axes: list[str] | None = None
     time_limit: float = TIME_LIMIT
+    compare: bool = False
+    largest_batch: bool = False
     result: str | None = None
     command: list[str] = field(default_factory=list)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from replicax._plan import table
+from replicax._base.planning import PlanError
+from replicax._plan import chips, largest_batch, table, variants
+from replicax._plan.jit_steps import JitStep
+from replicax._plan.largest_batch import LargestBatch
+from replicax._plan.lowering import Step
+from replicax._plan.pool import Settings
 from replicax._plan.report import TopologyPlan
+from replicax._plan.variants import Variant
 
 
 @dataclass(frozen=True)
@@ -17,6 +23,7 @@ class Plan:
     Attributes:
         step: the function's name.
         topologies: a plan for each of them.
+        variants: the same step with other options of its strategy, by name, if `plan` was to compare them.
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> plan = rx.plan(rx.function(lambda x: jnp.sum(x * x)), jnp.ones((8, 4)), topology=2)
@@ -26,17 +33,44 @@ class Plan:
 
     step: str
     topologies: tuple[TopologyPlan, ...]
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    _traced: Step | JitStep | None = field(default=None, repr=False, compare=False)
+    _settings: Settings = field(default=Settings(), repr=False, compare=False)
 
     def __getitem__(self, topology: str | int) -> TopologyPlan:
-        names = str(topology), f"cpu:{topology}"
-        found = [plan for plan in self.topologies if plan.topology in names]
-        if not found:
-            known = ", ".join(plan.topology for plan in self.topologies)
-            raise KeyError(f"The plan is for {known}, not for {topology!r}.")
-        return found[0]
+        return variants.find(self.topologies, topology)
 
     def __str__(self) -> str:
-        return table.text(self.step, self.topologies)
+        text = table.text(self.step, self.topologies)
+        return f"{text}\n{variants.text(self.topologies, self.variants)}" if self.variants else text
+
+    def largest_batch(self, topology: str | int | None = None) -> LargestBatch:
+        """Search the largest batch of the step that fits the memory of a device.
+
+        The step is compiled again with other numbers of rows, which are the first dimension of the batch's arrays. If
+        the batch is divided among replicas, the rows of each replica's part count. The search ends when it knows the
+        number to a sixteenth. Arrays with another first dimension than the batch's first array keep their shape.
+
+        Args:
+            topology: one of the plan's; by default the first one.
+
+        Raises:
+            PlanError: the topology is of CPU devices, which share the host's memory; the batch has no rows; or the
+                step cannot be traced with another number of rows.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> plan = rx.plan(rx.function(lambda x: jnp.sum(x * x)), jnp.ones((8, 4)), topology=2)
+        >>> plan.largest_batch()
+        Traceback (most recent call last):
+        replicax._base.planning.PlanError: cpu:2 has no largest batch: virtual CPU devices share the memory ...
+        """
+        plan = self.topologies[0] if topology is None else self[topology]
+        if self._traced is None:
+            raise PlanError("A plan that was pickled has lost its step. Call `largest_batch` where the plan is made.")
+        return largest_batch.largest_batch(self._traced, chips.parse(plan.topology), plan, self._settings)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_traced": None}
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Draws the memory of a device, the bounds of a step's time, and the timeline of a step, for each topology.

@@ -9,7 +9,7 @@ import jax
 from replicax._base import devices as _devices
 from replicax._base import doc_pages, tracebacks
 from replicax._cluster.environment import TFConfigClusterResolver
-from replicax._collectives.cross_device_ops import CollectiveAllReduce, CrossDeviceOps, NcclAllReduce
+from replicax._collectives.cross_device_ops import CrossDeviceOps
 from replicax._collectives.sharding import Rule
 from replicax._job import state
 from replicax._strategies import replica_devices
@@ -33,12 +33,6 @@ class MirroredExtended(MirroringExtended):
         shard_variables: Rule | bool = False,
     ):
         self._shard(shard_optimizer_state, shard_variables)
-        scatters = cross_device_ops is None or isinstance(cross_device_ops, (CollectiveAllReduce, NcclAllReduce))
-        if shard_optimizer_state and not scatters:
-            raise ValueError(
-                "With shard_optimizer_state=True gradients are reduced and scattered in one, for which "
-                f"cross_device_ops is NcclAllReduce(...) or None, got {cross_device_ops!r}."
-            )
         mesh = replica_devices.mesh_of([_devices.find_devices(devices)], devices_per_replica)
         reducer = replica_devices.reducer_of(
             mesh, cross_device_ops, shards_optimizer_state=self._shards_optimizer_state

@@ -10,7 +10,7 @@ import jax
 from replicax._base.errors import DeviceError
 from replicax._base.messages import received
 from replicax._base.types import CommunicationOptions
-from replicax._collectives.cross_device_ops import CollectiveAllReduce, CrossDeviceOps
+from replicax._collectives.cross_device_ops import CollectiveAllReduce, CrossDeviceOps, NcclAllReduce
 from replicax._collectives.reducer import Reducer
 from replicax._values import AXIS, ReplicaMesh
 
@@ -86,6 +86,22 @@ def mesh_of_rows(
     return ReplicaMesh(rows, axes)
 
 
+def check_sharding_of_state(mesh: ReplicaMesh, ops: CrossDeviceOps | None) -> None:
+    """Raise `ValueError` if `shard_optimizer_state=True` is not possible on these devices or with these operations."""
+    if mesh.logical_axes:
+        raise ValueError(
+            "shard_optimizer_state=True divides the state among replicas of one device each, and here each replica "
+            f"has {mesh.logical_size}. Leave the option out: the state of a variable that is split over its "
+            "replica's devices is split as the variable is. To divide both among the replicas too, give "
+            "shard_variables=True."
+        )
+    if ops is not None and not isinstance(ops, (CollectiveAllReduce, NcclAllReduce)):
+        raise ValueError(
+            "With shard_optimizer_state=True gradients are reduced and scattered in one, for which "
+            f"cross_device_ops is NcclAllReduce(...) or None, got {ops!r}."
+        )
+
+
 def reducer_of(
     mesh: ReplicaMesh,
     ops: CrossDeviceOps | None = None,
@@ -95,19 +111,14 @@ def reducer_of(
     """Returns what combines the replicas' values, by `ops` if they are given.
 
     Raises:
-        ValueError: replicas of several devices, with `ops` or with optimizer state that is sharded over the replicas.
+        ValueError: replicas of several devices, with `ops` or with optimizer state that is sharded over the replicas;
+            or such state with `ops` that cannot reduce and scatter in one.
     """
-    if mesh.logical_axes:
-        if shards_optimizer_state:
-            raise ValueError(
-                "shard_optimizer_state=True divides the state among replicas of one device each, and here each replica "
-                f"has {mesh.logical_size}. Leave the option out: the state of a variable that is split over its "
-                "replica's devices is split as the variable is. To divide both among the replicas too, give "
-                "shard_variables=True."
-            )
-        if ops is not None:
-            raise ValueError(
-                f"`cross_device_ops` combines values of replicas of one device each, and here each replica has "
-                f"{mesh.logical_size}, over which values may be split. Leave it out; got {ops!r}."
-            )
+    if shards_optimizer_state:
+        check_sharding_of_state(mesh, ops)
+    if mesh.logical_axes and ops is not None:
+        raise ValueError(
+            f"`cross_device_ops` combines values of replicas of one device each, and here each replica has "
+            f"{mesh.logical_size}, over which values may be split. Leave it out; got {ops!r}."
+        )
     return Reducer(mesh, ops or CollectiveAllReduce(), options or CommunicationOptions())

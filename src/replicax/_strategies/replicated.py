@@ -31,7 +31,7 @@ from replicax._collectives.reducer import Reducer
 from replicax._data.composites import refuse_composites
 from replicax._engine import compiled
 from replicax._input.placement import Placement
-from replicax._strategies import run
+from replicax._strategies import replica_devices, run
 from replicax._strategies.extended import StrategyExtended
 from replicax._strategies.sharding_rules import Dimensions, ShardingRules
 from replicax._tracing import autograph_switch, frames
@@ -160,6 +160,22 @@ class MirroringExtended(ReplicatedExtended):
         self._divides = _as_rule(variables)
         sharded = as_flag("shard_optimizer_state", optimizer_state)
         self._shards_optimizer_state = sharded and self._divides is False  # else it is divided as the variables are
+
+    @contextlib.contextmanager
+    def _with_options(self, optimizer_state: bool, variables: bool) -> Iterator[None]:
+        """Return a context in which the strategy has other values of its options `shard_...`, for plans.
+
+        Raises:
+            ValueError: the strategy cannot have these values.
+        """
+        before = self._divides, self._shards_optimizer_state
+        try:
+            self._shard(optimizer_state, variables)
+            if self._shards_optimizer_state:
+                replica_devices.check_sharding_of_state(self._mesh, self._reducer.ops)
+            yield
+        finally:
+            self._divides, self._shards_optimizer_state = before
 
     def _new_variable(self, **kwargs: Tree) -> Variable:
         name = kwargs["name"]
