@@ -73,7 +73,8 @@ def test_collectives_run_beside_the_computation_that_does_not_wait_for_them():
     assert reduced.exposed == pytest.approx(2 * gather_time)  # nothing runs beside it
     assert (added.kind, added.start) == ("other", reduced.end)
     assert added.end - added.start == pytest.approx(3 * MATRIX / H100.memory_speed)
-    assert schedule.exposed_communication([gather, product, reduced, added]) == pytest.approx((MATRIX * 7 / 4, 2 * gather_time))
+    exposed = schedule.exposed_communication([gather, product, reduced, added])
+    assert exposed == pytest.approx((MATRIX * 7 / 4, 2 * gather_time))
     assert (product.line, product.operation) == ("train.py:31", "jit(step)/dot_general")  # not Optax's line
     assert added.line == "train.py:31" and timeline(STEP, "8") == ()
 
