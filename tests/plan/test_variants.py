@@ -161,6 +161,24 @@ def test_options_that_the_strategy_or_the_step_cannot_have_are_named(programs):
     assert found["replicated"].change == "as it is" and not found["shard_variables"].error
 
 
+def test_a_variant_that_does_not_compile_leaves_the_others(programs, monkeypatch):
+    measure = pool.compile_one
+
+    def refuse(lowered, topology, settings):
+        if lowered.inputs.variables < DIVIDED:
+            raise PlanError("Compiling has taken longer than 60 s.\nand more")
+        return measure(lowered, topology, settings)
+
+    monkeypatch.setattr(pool, "compile_one", refuse)
+    step, _, _ = training(rx.MirroredStrategy(["CPU:0", "CPU:1"]))
+    plans, found = compare(step, 8)
+    assert found["both"].error == found["shard_variables"].error == "Compiling has taken longer than 60 s."
+    assert found["replicated"][8] is plans[0] and not found["shard_optimizer_state"].error
+    divided, _, _ = training(rx.MirroredStrategy(["CPU:0", "CPU:1"], shard_variables=True))
+    with pytest.raises(PlanError, match="longer than 60 s"):
+        compare(divided, 8)
+
+
 def test_copies_that_may_differ_are_divided_in_no_variant(programs):
     step, _, _ = training(rx.MirroredStrategy(["CPU:0", "CPU:1"]), copies_may_differ=True)
     _, found = compare(step, 8)

@@ -125,5 +125,5 @@ def plan_step(step: Step | JitStep, topologies: Sequence[chips.Topology], compar
         plans, by_name = variants.compare(step, topologies, settings)
         return Plan(step.name, tuple(plans), by_name, step, settings)
     programs = ((step.lowered(topology), topology) for topology in topologies)
-    plans = pool.compile_all(step.name, programs, len(topologies), settings)
+    plans = [future.result() for future in pool.compile_all(step.name, programs, len(topologies), settings)]
     return Plan(step.name, tuple(plans), {}, step, settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from replicax._base import jax_internals
@@ -40,8 +41,8 @@ def compile_one(lowered: Lowered, topology: Topology, settings: Settings) -> Top
 
 def compile_all(
     name: str, programs: Iterable[tuple[Lowered, Topology]], total: int, settings: Settings
-) -> list[TopologyPlan]:
-    """Return the plans of all programs of the step with this name.
+) -> list[Future[TopologyPlan]]:
+    """Return the plans of all programs of the step with this name, or their errors, as futures that are done.
 
     Args:
         programs: the programs with their topologies, from an iterator that lowers them while others are compiled.
@@ -57,4 +58,4 @@ def compile_all(
         for future in concurrent.futures.as_completed(waiting):
             if future.exception() is None:
                 bar.advance()
-        return [future.result() for future in waiting]
+    return waiting

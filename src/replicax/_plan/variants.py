@@ -93,8 +93,12 @@ def compare(
                     yield program
             plans_of[name] = tuple(positions[key] for key in keys)
 
-    plans = pool.compile_all(step.name, programs(), 3 * len(topologies), settings)
+    compiled = pool.compile_all(step.name, programs(), 3 * len(topologies), settings)
     as_it_is = plans_of[AS_IT_IS]
+    plans = [compiled[i].result() for i in as_it_is]
+    for name, numbers in plans_of.items():
+        for error in filter(None, (compiled[i].exception() for i in numbers)):
+            errors[name] = str(error).splitlines()[0]
     same: dict[tuple[int, ...], str] = {as_it_is: AS_IT_IS}
     variants = {}
     for name, options in _OPTIONS.items():
@@ -104,8 +108,8 @@ def compare(
             continue
         equal = same.setdefault(plans_of[name], name)
         change = AS_IT_IS if equal == AS_IT_IS else change if equal == name else f"{change}, as {equal}"
-        variants[name] = Variant(name, change, tuple(plans[i] for i in plans_of[name]))
-    return [plans[i] for i in as_it_is], variants
+        variants[name] = Variant(name, change, tuple(compiled[i].result() for i in plans_of[name]))
+    return plans, variants
 
 
 def _strategy_of(step: Step | JitStep) -> MirroringExtended:
