@@ -75,7 +75,7 @@ def by_hand(name: str, model: Any, topology: str) -> Any:
     from jax.sharding import PartitionSpec as P
 
     from replicax._plan import apart, chips
-    from replicax._plan.lowering import Lowered
+    from replicax._plan.exports import Lowered
     from replicax._plan.report import Inputs, report
 
     where = chips.parse(topology)

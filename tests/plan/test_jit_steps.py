@@ -14,8 +14,9 @@ import replicax as rx
 from replicax._base import jax_internals
 from replicax._base.planning import PlanError
 from replicax._plan.chips import parse
+from replicax._plan.exports import arrange, layout
 from replicax._plan.jit_steps import JitStep
-from replicax._plan.lowering import Step, arrange, layout
+from replicax._plan.lowering import Step
 from replicax._plan.source_lines import SourceLines
 
 WIDTH, ROWS = 64, 32

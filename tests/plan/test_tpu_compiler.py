@@ -21,7 +21,7 @@ import replicax as rx
 from replicax._collectives.sharding import cut_axis
 from replicax._plan import apart
 from replicax._plan.chips import parse
-from replicax._plan.lowering import Lowered
+from replicax._plan.exports import Lowered
 from replicax._plan.report import Inputs, report
 
 pytestmark = [

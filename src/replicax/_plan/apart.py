@@ -22,7 +22,7 @@ from replicax._base import doc_pages
 from replicax._base.planning import PlanError
 from replicax._plan import compiler, environment
 from replicax._plan.chips import Gpu, Topology
-from replicax._plan.lowering import Lowered
+from replicax._plan.exports import Lowered
 from replicax._plan.options import TIME_LIMIT
 
 VARIABLE = "REPLICAX_PLAN_PYTHON"

@@ -21,7 +21,7 @@ from replicax._base.planning import PlanError
 from replicax._base.quantities import size
 from replicax._base.types import Leaf, Tree
 from replicax._plan.chips import Topology
-from replicax._plan.lowering import Lowered, bytes_on_device, export_program, spec_of
+from replicax._plan.exports import Lowered, bytes_on_device, export_program, spec_of
 from replicax._plan.report import Inputs
 
 _VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD

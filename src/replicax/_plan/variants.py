@@ -13,8 +13,9 @@ from replicax._base.quantities import seconds, size
 from replicax._optim import optimizer as optimizers
 from replicax._plan import pool
 from replicax._plan.chips import Topology
+from replicax._plan.exports import Lowered
 from replicax._plan.jit_steps import JitStep
-from replicax._plan.lowering import Lowered, Step
+from replicax._plan.lowering import Step
 from replicax._plan.pool import Settings
 from replicax._plan.report import TopologyPlan
 from replicax._strategies.replicated import MirroringExtended
