@@ -34,10 +34,13 @@ class Fit(NamedTuple):
     Args:
         together: tensors of fewer bytes share messages.
         most: the largest size in bytes of a message that tensors share.
+        ahead: the bytes of sharded variables to gather ahead of their use (see `_passes.sharded_variables`), and the
+            bytes that close a message of scattered gradients (see `_passes.scatters_in_turn`); 0 to do neither.
     """
 
     together: int
     most: int
+    ahead: int = 0
 
 
 # On CPU devices XLA sends one buffer after another. Each costs as much as copying about a megabyte, whatever the number
@@ -46,6 +49,9 @@ class Fit(NamedTuple):
 # memory and gains nothing (tests/plan).
 _CPU = Fit(together=1 << 20, most=1 << 22)
 _ACCELERATOR = Fit(together=1 << 14, most=1 << 20)
+# XLA for GPUs runs one collective at a time beside the computation. Smaller messages wait for each other, larger ones
+# take more memory (see benchmarks/gpu_compiler.py).
+_GPU = _ACCELERATOR._replace(ahead=1 << 25)
 # To pack tensors that are split over the devices of each replica would bring their parts together first.
 _SPLIT = Fit(together=0, most=0)
 
@@ -124,7 +130,9 @@ def packing_for(mesh: ReplicaMesh | None, packs: int = 1, pack_bytes: int = 0, h
 
     Without a mesh there are no messages to pack.
     """
-    fit = _SPLIT if mesh is None or mesh.logical_axes else _CPU if mesh.platform == "cpu" else _ACCELERATOR
+    if mesh is None or mesh.logical_axes:
+        return Packing(_SPLIT, packs, pack_bytes, halves)
+    fit = {"cpu": _CPU, "gpu": _GPU}.get(mesh.platform, _ACCELERATOR)
     return Packing(fit, packs, pack_bytes, halves)
 
 

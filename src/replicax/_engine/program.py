@@ -26,7 +26,7 @@ from replicax._engine.program_inputs import Arrays, ProgramInputs, leaves_of, me
 from replicax._engine.program_outputs import ProgramOutputs
 from replicax._engine.repeated_program import RepeatedProgram, Returned, Step, token_of
 from replicax._engine.signature import CallSignature
-from replicax._passes import cpu_convolutions, merge_all_reduces, nan_checks, vectorize, work
+from replicax._passes import cpu_convolutions, merge_all_reduces, nan_checks, scatters_in_turn, vectorize, work
 from replicax._tracing import active_tapes, frames, lost_values, step_failures, undo
 from replicax._tracing.dataset_reads import DatasetRead, element_arrays
 from replicax._tracing.state import Stored
@@ -90,6 +90,8 @@ class Program:
         if self._optimized and self._on_cpu:
             self.jaxpr = cpu_convolutions.in_faster_forms(self.jaxpr)
         self._packing = packing_for(meshes[0] if meshes else None) if self._optimized else None
+        if self._packing is not None and self._packing.fit.ahead:
+            self.jaxpr = scatters_in_turn.in_turn(self.jaxpr, self._packing.fit.ahead)
         # Of replicas whose calls in flight are bounded, or watched by the workers of a job; these count first.
         meshes = sorted((mesh for mesh in meshes if mesh.needs_bound or not mesh.all_local), key=lambda m: m.all_local)
         self._mesh = meshes[0] if meshes else None

@@ -1,9 +1,9 @@
 """Computes one replica's program where the replica has only a part of some variables (see `_variables.mesh_storage`).
 
 In the program a variable is whole, so that nothing else has to know of parts. Here it is gathered from all replicas
-where it is used, and gathered again for a later use, so that no gathered array outlives its layer. The new value of a
-variable is computed in parts: elementwise equations need only parts of their operands, and a sum over the replicas of
-which a part is enough is reduced and scattered.
+where it is used, and gathered again for a later use, so that no gathered array outlives its layer. On GPUs it is
+gathered while earlier layers compute. The new value of a variable is computed in parts: elementwise equations need only
+parts of their operands, and a sum over the replicas of which a part is enough is reduced and scattered.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from replicax._base import jax_internals
 from replicax._base.jaxprs import Atom, checkpoint_like, kind_of, opened, parts_of_scan, scan_like
 from replicax._base.optimizing import optimizes_programs
 from replicax._collectives import sharding
+from replicax._collectives.all_reduce import packing_for
 from replicax._passes import check_collectives, cpu_products, device_layouts, lookups
 from replicax._passes.interpret import Interpreter, Rule
 from replicax._passes.part_demand import (
@@ -128,6 +129,9 @@ class _Evaluation:
         self._gathered: dict[tuple[jex.Var, int], jax.Array] = {}
         self._rows: dict[Atom, list[lookups.Rows | jax.Array]] = {}  # the terms of gradients of lookups
         self._ids: dict[Atom, jax.Array] = {}  # of all replicas
+        self._ahead = packing_for(mesh).fit.ahead
+        # The latest gathers: an operand of the equation that each is for, and its bytes.
+        self._recent: list[tuple[jax.Array, int]] = []
         self._scattered: dict[Atom, jax.Array] = {}  # results of loops, whose sums are scattered in them
 
     def run(self, values: Sequence[jax.Array]) -> list[jax.Array]:
@@ -365,7 +369,26 @@ class _Evaluation:
         if not made:
             return part
         last = max(made, key=lambda var: self._maker[var][0])
-        return sharding.behind(self._wholes[last], part, self._mesh)
+        before = self._before(self._wholes[last], part.size * part.dtype.itemsize * self._count)
+        return part if before is None else sharding.behind(before, part, self._mesh)
+
+    def _before(self, operand: jax.Array, size: int) -> jax.Array | None:
+        """Returns the array behind which an array of so many bytes is gathered, for an equation with this operand.
+
+        Where messages go in turn, that is the operand of an earlier equation, with so many bytes gathered since that
+        this gather overlaps with it; None if fewer bytes have been gathered.
+        """
+        if not self._ahead:
+            return operand
+        earlier, since = None, 0
+        for place in reversed(range(len(self._recent))):
+            since += self._recent[place][1]
+            if since >= self._ahead:
+                earlier = self._recent[place][0]
+                del self._recent[:place]
+                break
+        self._recent.append((operand, size))
+        return earlier
 
 
 def _loop(
