@@ -32,7 +32,8 @@ def main() -> None:
     made.add_argument("--torch", metavar="PYTHON", help="an interpreter that has PyTorch, for the GPU's step")
     made.set_defaults(rounds=None)
     options = made.parse_args()
-    possible = {"gpu": bool(shutil.which("nvidia-smi")), "tpu": bool(os.environ.get("REPLICAX_PLAN_PYTHON"))}
+    compilers = bool(os.environ.get("REPLICAX_PLAN_PYTHON"))
+    possible = {"gpu": bool(shutil.which("nvidia-smi")), "tpu": compilers, "gpu steps": compilers}
     chosen = options.only or [name for name in BENCHMARKS if possible.get(name, True)]
     if unknown := [name for name in chosen if name not in BENCHMARKS]:
         made.error(f"no such benchmark: {', '.join(unknown)}. There are {', '.join(BENCHMARKS)}.")
