@@ -249,3 +249,6 @@ def test_attention_of_cudnn_is_lowered_without_cudnn():
             JitStep(jax.jit(attend), (split,)).lowered(parse("h100:8"))
         by_part = jax.jit(lambda q: jax.shard_map(attend, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(q))
         assert JitStep(by_part, (split,)).lowered(parse("h100:8")).axes == {"data": 8}
+        lone = AbstractMesh((1,), ("data",))
+        alone = jax.jit(lambda q: jax.shard_map(attend, mesh=lone, in_specs=P("data"), out_specs=P("data"))(q))
+        assert JitStep(alone, (q,)).lowered(parse("h100:1")).axes == {"device": 1}

@@ -64,6 +64,9 @@ class JitStep:
         calls = [eqn for eqn in self._jaxpr.eqns if "donated_invars" in eqn.params]
         self.donated = self._donated(calls)
         self._specs = self._with_shardings(arrays, calls)
+        inner = [value for eqn in equations(self._jaxpr) for value in eqn.params.values()]
+        inner = [value.mesh if isinstance(value, NamedSharding) else value for value in inner]
+        self._inner_meshes = [mesh for mesh in inner if isinstance(mesh, (Mesh, AbstractMesh))]
         self._mesh = self._find_mesh()
         self.has_mesh = self._mesh is not None
         self._arguments = _names_of_arguments(function, args, kwargs or {})
@@ -99,7 +102,7 @@ class JitStep:
             jax.jit(self._flat),
             self._specs,
             topology,
-            has_devices=not isinstance(self._mesh, AbstractMesh),
+            has_devices=not any(isinstance(mesh, AbstractMesh) for mesh in (self._mesh, *self._inner_meshes)),
         )
         return Lowered(
             bytes(exported.serialize()),
@@ -197,11 +200,9 @@ class JitStep:
         return specs
 
     def _find_mesh(self) -> Mesh | AbstractMesh | None:
-        """Return the mesh of the arrays, or of the shardings inside of the step; None if there is none."""
+        """Return the mesh of the arrays, or of the shardings inside of the step; None if all have one device."""
         of_arrays = [spec.sharding.mesh for spec in self._specs if isinstance(spec.sharding, NamedSharding)]
-        inside = [value for eqn in equations(self._jaxpr) for value in eqn.params.values()]
-        meshes = [value.mesh if isinstance(value, NamedSharding) else value for value in inside]
-        meshes = of_arrays + [mesh for mesh in meshes if isinstance(mesh, (Mesh, AbstractMesh)) and mesh.size > 1]
+        meshes = [mesh for mesh in of_arrays + self._inner_meshes if mesh.size > 1]
         kinds = {(mesh.axis_names, mesh.axis_sizes): mesh for mesh in reversed(meshes)}
         if len(kinds) > 1:
             listed = " and ".join(str(dict(zip(names, sizes))) for names, sizes in kinds)
