@@ -87,7 +87,8 @@ def evaluate(
     known: device_layouts.Known = {var: layouts[0].get(slot) for var, slot in zip(jaxpr.invars, slots)}
     known |= {jaxpr.outvars[place]: layout for place, layout in layouts[1].items()}
     split = device_layouts.spread(jaxpr, known)
-    return _Evaluation(Demand(jaxpr, given, outputs, {}, varying, mesh.size), split, mesh).run(values)
+    demand = Demand(jaxpr, given, outputs, {}, varying, mesh.size)
+    return _Evaluation(demand, split, mesh, packing_for(mesh).fit.ahead).run(values)
 
 
 class _Flat(Interpreter[Any]):
@@ -109,9 +110,12 @@ class _Evaluation:
         demand: what is wanted of its values.
         layouts: how its variables are split over the devices of a replica, where that is known.
         mesh: the replicas'.
+        ahead: the bytes of variables to gather ahead of their use; 0 to gather each when its use can start. Bodies of
+            loops do the latter: gathers of one round cannot start in the round before, and XLA for GPUs overlaps fewer
+            of them where they are ahead.
     """
 
-    def __init__(self, demand: Demand, layouts: device_layouts.Layouts, mesh: ReplicaMesh):
+    def __init__(self, demand: Demand, layouts: device_layouts.Layouts, mesh: ReplicaMesh, ahead: int = 0):
         self._demand, self._layouts, self._mesh, self._count = demand, layouts, mesh, mesh.size
         self._jaxpr = jaxpr = demand.jaxpr
         self._orders_products = mesh.platform == "cpu" and optimizes_programs()
@@ -129,7 +133,7 @@ class _Evaluation:
         self._gathered: dict[tuple[jex.Var, int], jax.Array] = {}
         self._rows: dict[Atom, list[lookups.Rows | jax.Array]] = {}  # the terms of gradients of lookups
         self._ids: dict[Atom, jax.Array] = {}  # of all replicas
-        self._ahead = packing_for(mesh).fit.ahead
+        self._ahead = ahead
         # The latest gathers: an operand of the equation that each is for, and its bytes.
         self._recent: list[tuple[jax.Array, int]] = []
         self._scattered: dict[Atom, jax.Array] = {}  # results of loops, whose sums are scattered in them
