@@ -53,7 +53,7 @@ def plan_by_hand(model: Any, mode: str, form: str, topology: str) -> Any:
     specs = [list(leaf.sharding.spec) for leaf in leaves]
     donated = list(range(len(jax.tree.leaves(by_hand.state))))
     lowered = Lowered(bytes(exported.serialize()), {"replica": where.size}, specs, donated, where.size, Inputs())
-    return report(where, where.size, Inputs(), apart.compiled(lowered, where))
+    return report(where, where.size, Inputs(), apart.compile_apart(lowered, where))
 
 
 def figures_of(name: str, plan: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Plans of the examples' training steps for 8, 64 and 256 TPUs: how long they take, and what they say of memory.
+"""Plans of the examples' training steps for GPUs or TPUs: how long they take, and what they say of memory.
 
-    replicax plan --install                                  # the compiler for TPUs, once
-    python benchmarks/plans.py                               # v5e; v5p with --kind v5p
+    replicax plan --install gpu                              # the compiler for GPUs, once
+    python benchmarks/plans.py                               # h100; TPUs with --kind v5e or v5p
     python benchmarks/plans.py --only digits,nnx
 
 Each plan is a run of `replicax plan` of its own. Its times are those of the whole command: the program up to its step,
@@ -20,6 +20,7 @@ from sides import HERE, environment, finish, names, parsed, parser
 
 EXAMPLES = ["custom_training", "digits", "keras_fit", "multi_worker", "nnx", "preemption", "tpu"]
 TOPOLOGIES = {
+    "h100": ["h100:8", "h100:2x8", "h100:8x8"],
     "v5e": ["v5e:2x4", "v5e:8x8", "v5e:16x16"],
     "v5p": ["v5p:2x2x2", "v5p:4x4x4", "v5p:4x8x8"],
 }
@@ -56,7 +57,7 @@ def table(plans: list[dict[str, str | float]]) -> tuple[list[str], list[list[str
 
 def main() -> None:
     made: argparse.ArgumentParser = parser(__doc__)
-    made.add_argument("--kind", choices=TOPOLOGIES, default="v5e")
+    made.add_argument("--kind", choices=TOPOLOGIES, default="h100")
     made.add_argument(
         "--only", type=names, default=EXAMPLES, metavar="NAME,NAME", help=f"some of {', '.join(EXAMPLES)}"
     )

@@ -100,7 +100,7 @@ def by_hand(name: str, model: Any, topology: str) -> Any:
     specs = [list(leaf.sharding.spec) for leaf in leaves]
     donated = list(range(len(jax.tree.leaves(state))))
     lowered = Lowered(bytes(exported.serialize()), {"replica": size}, specs, donated, size, Inputs())
-    return report(where, size, Inputs(), apart.compiled(lowered, where))
+    return report(where, size, Inputs(), apart.compile_apart(lowered, where))
 
 
 def tables(found: dict[str, Any]) -> dict[str, Table]:

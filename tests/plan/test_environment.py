@@ -90,12 +90,12 @@ def test_a_full_disk_is_reported_before_anything_is_installed(commands, monkeypa
 @pytest.mark.parametrize("failing", ["venv", "pip"])
 def test_what_is_not_installed_whole_is_not_used(commands, capsys, failing):
     environment.install("gpu")
-    assert environment.installed("gpu") is not None and environment.installed("tpu") is None
+    assert environment.find_python("gpu") is not None and environment.find_python("tpu") is None
     commands.failing = (failing,)
     with pytest.raises(SystemExit) as ended:
         command.main(["--install", "gpu"], "replicax plan")
     assert ended.value.code == 1 and "has not been installed" in capsys.readouterr().err
-    assert environment.installed("gpu") is None
+    assert environment.find_python("gpu") is None
 
 
 def test_processes_that_install_at_once_take_turns(commands, monkeypatch):
@@ -112,10 +112,10 @@ def test_processes_that_install_at_once_take_turns(commands, monkeypatch):
     assert entered.wait(60)
     second.start()
     second.join(0.2)
-    assert second.is_alive() and environment.installed("tpu") is None
+    assert second.is_alive() and environment.find_python("tpu") is None
     go_on.set()
     for each in (first, second):
         each.join(60)
-    assert len(commands) == 2 and environment.installed("tpu") is not None  # the second one found it installed
+    assert len(commands) == 2 and environment.find_python("tpu") is not None  # the second one found it installed
     environment.install("tpu")
     assert len(commands) == 4  # which makes it anew

@@ -90,7 +90,7 @@ def test_operations_of_all_rounds_are_counted(rounds):
         return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0]
 
     kinds = jax.ShapeDtypeStruct((64, 128), jnp.float32), jax.ShapeDtypeStruct((rounds, 128, 128), jnp.float32)
-    plan = report(parse(1), 1, Inputs(), compiler.measured(jax.jit(step).lower(*kinds).compile(), 1.0))
+    plan = report(parse(1), 1, Inputs(), compiler.measure(jax.jit(step).lower(*kinds).compile(), 1.0))
     products = rounds * 2 * 64 * 128 * 128
     assert products <= plan.flops <= 1.1 * products
 
@@ -117,7 +117,7 @@ def test_the_figures_of_a_program_compiled_here():
     x = jax.ShapeDtypeStruct((4 * 16, 64), jnp.float32, sharding=rows)
     compiled = jax.jit(step, donate_argnums=0).lower(w, x).compile()
     weights, batch = 64 * 32 * 4, 16 * 64 * 4
-    plan = report(parse(4), 4, Inputs(weights, 0, batch, {"w": weights}), compiler.measured(compiled, 1.0))
+    plan = report(parse(4), 4, Inputs(weights, 0, batch, {"w": weights}), compiler.measure(compiled, 1.0))
     assert [(c.kind, c.bytes, c.devices) for c in plan.collectives] == [("all-reduce", weights, 4)]
     assert (plan.memory.arguments, plan.memory.padding, plan.memory.outputs) == (weights + batch, 0, 0)  # w is donated
     compilers = compiled.memory_analysis()

@@ -113,7 +113,7 @@ def by_hand(name, topology, sharded=False):
     lowered = Lowered(
         bytes(exported.serialize()), {"replica": devices.size}, specs, list(range(len(leaves))), devices.size, Inputs()
     )
-    return report(devices, devices.size, Inputs(), apart.compiled(lowered, devices))
+    return report(devices, devices.size, Inputs(), apart.compile_apart(lowered, devices))
 
 
 @pytest.mark.parametrize("topology", ["v5e:2x4", "v5p:2x2x4"])

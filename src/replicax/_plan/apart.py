@@ -32,7 +32,7 @@ _MODULE = {"gpu": "jax_cuda12_plugin", "tpu": "libtpu"}
 _NEEDED = {"gpu": "jax, jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cuda-nvcc-cu12", "tpu": "jax[tpu]"}
 
 
-def compiled(lowered: Lowered, topology: Topology, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
+def compile_apart(lowered: Lowered, topology: Topology, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
     """Compile a program for these devices in another process, and return the measurements.
 
     Raises:
@@ -41,7 +41,7 @@ def compiled(lowered: Lowered, topology: Topology, time_limit: float = TIME_LIMI
     """
     try:
         with tempfile.TemporaryDirectory(prefix="replicax-plan-") as folder:
-            return _compiled(lowered, topology, time_limit, Path(folder))
+            return _compile_in(lowered, topology, time_limit, Path(folder))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -51,7 +51,7 @@ def compiled(lowered: Lowered, topology: Topology, time_limit: float = TIME_LIMI
         ) from None
 
 
-def _compiled(lowered: Lowered, topology: Topology, time_limit: float, folder: Path) -> dict[str, Any]:
+def _compile_in(lowered: Lowered, topology: Topology, time_limit: float, folder: Path) -> dict[str, Any]:
     command = [python_for(topology), compiler.__file__]
     # These are for the programs of this process and not for the compiler.
     ours = {"XLA_FLAGS", "REPLICAX_VIRTUAL_DEVICES", "JAX_NUM_CPU_DEVICES", "PYTHONPATH"}
@@ -113,7 +113,7 @@ def python_for(topology: Topology) -> str:
         return sys.executable
     if chosen := os.environ.get(VARIABLE):
         return _choose(chosen.split(os.pathsep), kind)
-    if python := environment.installed(kind):
+    if python := environment.find_python(kind):
         return python
     if importlib.util.find_spec(_MODULE[kind]) is not None:
         return sys.executable

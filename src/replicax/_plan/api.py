@@ -33,7 +33,7 @@ def plan(
     """Compile a step for devices that are not there, and report its memory, communication and least time on them.
 
     Nothing runs, and the variables' values are not used. XLA's own compiler for GPUs or TPUs compiles the step in a
-    process of its own. `replicax plan --install gpu` and `--install tpu` install the compilers apart from your
+    further process. `replicax plan --install gpu` and `--install tpu` install the compilers apart from your
     environment. `plan` needs the extra `plan`. See `replicax docs how-to/planning`.
 
     Args:
@@ -45,7 +45,7 @@ def plan(
             `jax.ShapeDtypeStruct`, and `PerReplicaSpec` in the strategy's scope. The part of each replica has the size
             that it has here, whatever the number of replicas. If the strategy has one replica here, whole arrays are
             its part.
-        topology: GPUs such as "h100:8" or "h100:2x8" (hosts x GPUs), TPUs such as "v5e:2x4" or "v5p:4x4x8", or a number
+        topology: GPUs like "h100:8" or "h100:2x8" (hosts x GPUs), TPUs like "v5e:2x4" or "v5p:4x4x8", or a number
             of virtual CPU devices; or a list.
         axes: the axes of the step's mesh, from the one that spans hosts to the one within a host; by default in the
             order of the mesh.
@@ -57,8 +57,9 @@ def plan(
         A `Plan`, which prints as a table, with a column for each topology.
 
     Raises:
-        PlanError: a ValueError. There is no such topology, `batch` has no next element, the step has no program of its
-            own, its strategy cannot be planned for, there is no compiler, or it takes longer than the time limit.
+        PlanError: a ValueError. There is no topology of this name; `batch` has no next element; the step has no
+            program, or its strategy cannot be planned for; or there is no compiler, it refuses the step, or it takes
+            longer than the time limit.
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> strategy = rx.MirroredStrategy(["GPU:0"])
@@ -73,8 +74,8 @@ def plan(
       all-reduce                       1 (0), 4 B
     ...
     """
-    named = list(topology) if isinstance(topology, Iterable) and not isinstance(topology, (str, bytes)) else [topology]
-    topologies = [chips.parse(each) for each in named]
+    names = list(topology) if isinstance(topology, Iterable) and not isinstance(topology, (str, bytes)) else [topology]
+    topologies = [chips.parse(name) for name in names]
     if not topologies:
         raise PlanError("`topology` is an empty list. Name at least one topology, such as 'h100:8', 'v5e:2x4' or 8.")
     check(topologies)
@@ -91,8 +92,8 @@ def check(topologies: Sequence[chips.Topology]) -> None:
     """Raise `PlanError` if something is not installed that plans for these topologies need."""
     if importlib.util.find_spec("flatbuffers") is None:
         raise PlanError(f"Plans need flatbuffers, with which JAX stores programs: {doc_pages.install('plan')}.")
-    for each in topologies:
-        apart.python_for(each)
+    for topology in topologies:
+        apart.python_for(topology)
 
 
 def arguments(batch: Tree) -> tuple[Tree, ...]:

@@ -40,7 +40,7 @@ _SIZES = {
 }
 
 
-def measured(compiled: Any, seconds: float) -> dict[str, Any]:
+def measure(compiled: Any, seconds: float) -> dict[str, Any]:
     """Return the figures of a compiled program, in types of JSON."""
     memory, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
     return {
@@ -84,7 +84,7 @@ def compile_request(request: dict[str, Any], folder: Path) -> dict[str, Any]:
         compiled = lowered.compile(_GPU_OPTIONS if request["platform"] == "cuda" else None)
     except jax.errors.JaxRuntimeError as error:
         return {"error": str(error), "seconds": time.perf_counter() - began}
-    return measured(compiled, time.perf_counter() - began)
+    return measure(compiled, time.perf_counter() - began)
 
 
 def _devices(request: dict[str, Any]) -> Sequence[Any]:

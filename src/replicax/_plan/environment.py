@@ -57,7 +57,7 @@ def folder(kind: str) -> Path:
     return Path(cache, "replicax", "plan", f"jax-{_jax()}-{kind}")
 
 
-def installed(kind: str) -> str | None:
+def find_python(kind: str) -> str | None:
     """Return the environment's Python, or None if it has not been installed."""
     return str(_python(kind)) if (folder(kind) / _STAMP).exists() and os.access(_python(kind), os.X_OK) else None
 
@@ -85,7 +85,7 @@ def install(kind: str) -> None:
     Raises:
         PlanError: the disk has too little space, or Python makes no environment, or pip does not install the compiler.
     """
-    where, compiler, before = folder(kind), COMPILERS[kind], installed(kind)
+    where, compiler, before = folder(kind), COMPILERS[kind], find_python(kind)
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(where.parent).free
@@ -102,7 +102,7 @@ def install(kind: str) -> None:
         flush=True,
     )
     with atomic_files.changing(str(where.parent)):
-        if before or not installed(kind):
+        if before or not find_python(kind):
             _install(kind, where)
     print(f"Plans for {compiler.title} are compiled there from now on.", flush=True)
 

@@ -40,7 +40,7 @@ _LARGE = 2**28  # bytes of results: a function that returns more is not run befo
 
 
 class Planned(SystemExit):
-    """Ends a program the step of which has been planned."""
+    """Ends a program after its step has been planned."""
 
 
 class Planner:
@@ -48,7 +48,7 @@ class Planner:
 
     def __init__(self, options: Options):
         self._options = options
-        self._topologies = [chips.parse(each) for each in options.topologies]
+        self._topologies = [chips.parse(name) for name in options.topologies]
         api.check(self._topologies)  # before anything takes time
         for topology in self._topologies if options.largest_batch else ():
             largest_batch.check(topology)
@@ -61,12 +61,12 @@ class Planner:
         """Return a context in which the planner handles every call of a compiled function from outside of a trace."""
         call, jit = Function.__call__, jax.jit
 
-        def planned(function: Function, *args: Tree, **kwargs: Tree) -> Tree:
+        def plan_or_call(function: Function, *args: Tree, **kwargs: Tree) -> Tree:
             if frames.is_tracing():
                 return call(function, *args, **kwargs)
             return self.call(function, args, kwargs)
 
-        def intercepted(*args: Any, **options: Any) -> Any:
+        def intercept(*args: Any, **options: Any) -> Any:
             compiled = jit(*args, **options)
             is_users = _is_of_user(sys._getframe(1))
             if not args:  # it is a decorator
@@ -74,12 +74,12 @@ class Planner:
             return _Jitted(compiled, self) if is_users else compiled
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_replaced(Function, "__call__", planned))
-            stack.enter_context(_replaced(jax, "jit", intercepted))
+            stack.enter_context(_replace_member(Function, "__call__", plan_or_call))
+            stack.enter_context(_replace_member(jax, "jit", intercept))
             for name in ("devices", "local_devices"):
-                stack.enter_context(_replaced(jax, name, self._devices(getattr(jax, name))))
+                stack.enter_context(_replace_member(jax, name, self._devices(getattr(jax, name))))
             for name in ("device_count", "local_device_count"):
-                stack.enter_context(_replaced(jax, name, self._device_count(getattr(jax, name))))
+                stack.enter_context(_replace_member(jax, name, self._device_count(getattr(jax, name))))
             yield
 
     def _devices(self, devices: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -107,8 +107,10 @@ class Planner:
         if not self._is_step(step.name, step.gives_back):
             return step.zeros() if step.result_size > _LARGE else function(*args, **kwargs)
         # The mesh of the step has as many devices as the program sees.
-        own = [each for each in self._topologies if each.size == self._topologies[0].size or not step.has_mesh]
-        return self._plan(step, own)
+        size = self._topologies[0].size
+        return self._plan(
+            step, [topology for topology in self._topologies if topology.size == size or not step.has_mesh]
+        )
 
     def _is_step(self, name: str, looks_like_one: bool) -> bool:
         is_step = looks_like_one if self._options.step is None else name == self._options.step
@@ -122,17 +124,17 @@ class Planner:
         settings = Settings(options.axes, options.time_limit)
         plan = api.plan_step(step, topologies, options.compare, settings)
         if options.result is not None:
-            largest = [plan.largest_batch(each.topology) for each in plan] if options.largest_batch else []
+            largest = [plan.largest_batch(topology.name) for topology in topologies] if options.largest_batch else []
             Path(options.result).write_bytes(pickle.dumps((plan.topologies, largest)))
             raise Planned(0)
-        found = {each.topology: each for each in plan}
+        plans = {of_topology.topology: of_topology for of_topology in plan}
         batches: list[LargestBatch] = []
-        others = [topology for topology in self._topologies if topology.name not in found]
-        for size in dict.fromkeys(topology.size for topology in others):
-            elsewhere = _plan_elsewhere(options, [topology for topology in others if topology.size == size])
-            found.update({each.topology: each for each in elsewhere[0]})
-            batches += elsewhere[1]
-        plan = replace(plan, topologies=tuple(found[topology.name] for topology in self._topologies))
+        missing = [topology for topology in self._topologies if topology.name not in plans]
+        for size in dict.fromkeys(topology.size for topology in missing):
+            further, largest = _plan_elsewhere(options, [topology for topology in missing if topology.size == size])
+            plans.update({of_topology.topology: of_topology for of_topology in further})
+            batches += largest
+        plan = replace(plan, topologies=tuple(plans[topology.name] for topology in self._topologies))
         print(plan, flush=True)
         if options.picture is not None:
             plan.draw(options.picture)
@@ -143,7 +145,7 @@ class Planner:
         raise Planned(0)
 
     def advice(self) -> str:
-        """Returns what to say of a program that has ended without its step."""
+        """Return the message about a program that has ended without its step."""
         if not self._passed:
             return (
                 "The program has ended and called no function of `replicax.function` or `jax.jit`: there is no step to "
@@ -157,7 +159,7 @@ class Planner:
 
 
 @contextlib.contextmanager
-def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
+def _replace_member(owner: object, name: str, value: object) -> Iterator[None]:
     """Return a context in which a member of a class or a module is another one."""
     before = getattr(owner, name)
     setattr(owner, name, value)
@@ -199,10 +201,10 @@ def _plan_elsewhere(
     with tempfile.TemporaryDirectory(prefix="replicax-plan-") as folder:
         file = Path(folder, "plans")
         names = [topology.name for topology in topologies]
-        others = replace(options, topologies=names, picture=None, result=str(file))
+        further = replace(options, topologies=names, picture=None, result=str(file))
         devices = f"{topologies[0].platform.upper()}:{min(topologies[0].size, MOST_DEVICES)}"
         variables = {**os.environ, "REPLICAX_VIRTUAL_DEVICES": devices}
-        command = [sys.executable, "-m", "replicax._plan.program", json.dumps(asdict(others)), *options.command]
+        command = [sys.executable, "-m", "replicax._plan.program", json.dumps(asdict(further)), *options.command]
         ended = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, check=False)
         if ended.returncode or not file.exists():
             raise PlanError(

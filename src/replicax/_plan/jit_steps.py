@@ -62,7 +62,7 @@ class JitStep:
         self._jaxpr = jax.make_jaxpr(self._flat)(*map(_without_mesh_of_one, arrays))
         self._refuse_callbacks()
         calls = [eqn for eqn in self._jaxpr.eqns if "donated_invars" in eqn.params]
-        self.donated = self._donated(calls)
+        self.donated = self._find_donated(calls)
         self._specs = self._with_shardings(arrays, calls)
         inner = [value for eqn in equations(self._jaxpr) for value in eqn.params.values()]
         inner = [value.mesh if isinstance(value, NamedSharding) else value for value in inner]
@@ -70,7 +70,7 @@ class JitStep:
         self._mesh = self._find_mesh()
         self.has_mesh = self._mesh is not None
         self._arguments = _names_of_arguments(function, args, kwargs or {})
-        self.gives_back = any(self._given_back()) or self._gives_half_back()
+        self.gives_back = any(self._returned_arguments()) or self._gives_half_back()
 
     @property
     def result_size(self) -> int:
@@ -174,7 +174,7 @@ class JitStep:
                     f"See {doc_pages.page('how-to/planning#what-cannot-be-planned')}."
                 )
 
-    def _donated(self, calls: Sequence[jex.JaxprEqn]) -> list[int]:
+    def _find_donated(self, calls: Sequence[jex.JaxprEqn]) -> list[int]:
         """Return the numbers of the arrays that the compiled function takes over."""
         donated = {
             variable
@@ -209,7 +209,7 @@ class JitStep:
             raise PlanError(f"{self.name} cannot be planned: its arrays are on {len(kinds)} meshes, {listed}. Use one.")
         return meshes[0] if meshes else None
 
-    def _given_back(self) -> list[bool]:
+    def _returned_arguments(self) -> list[bool]:
         """Return for each argument with arrays of floats whether the results have new values for all its arrays."""
         outputs = Counter(_signature(aval) for aval in self._jaxpr.out_avals)
         found = []
@@ -229,7 +229,7 @@ class JitStep:
 
     def _inputs(self) -> Inputs:
         sizes = {name: sum(map(self._size, numbers)) for name, numbers in self._arguments.items() if numbers}
-        back = [name for name, is_back in zip(self._arguments, self._given_back()) if is_back]
+        back = [name for name, is_back in zip(self._arguments, self._returned_arguments()) if is_back]
         variables = sum(sizes[name] for name in back)
         kept = [name for name in back if not set(self._arguments[name]) <= set(self.donated)]
         advice: tuple[str, ...] = ()

@@ -34,7 +34,7 @@ class Settings:
 def compile_one(lowered: Lowered, topology: Topology, settings: Settings) -> TopologyPlan:
     """Return the plan of a program for one topology."""
     lowered = arrange(lowered, settings.axes)
-    measured = apart.compiled(lowered, topology, settings.time_limit)
+    measured = apart.compile_apart(lowered, topology, settings.time_limit)
     arranged = dataclasses.replace(topology, order=tuple(lowered.order or ()))
     return report(arranged, lowered.replicas, lowered.inputs, measured, layout(lowered, topology))
 

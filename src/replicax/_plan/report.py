@@ -169,7 +169,7 @@ def report(
         topology: the devices that XLA compiled for.
         replicas: the number of replicas.
         inputs: the bytes of the step's inputs.
-        measured: the result of `compiler.measured`, or an error.
+        measured: the result of `compiler.measure`, or an error.
         layout: see `TopologyPlan`.
 
     Raises:

@@ -56,7 +56,7 @@ def _memory_rows(plans: Sequence[TopologyPlan]) -> list[Row]:
     arguments = dict.fromkeys(name for plan in plans for name in plan.arguments)
     for name in arguments:
         sizes = [plan.arguments.get(name) for plan in plans]
-        rows.append((f"  argument {name}", ["-" if each is None else size(each) for each in sizes]))
+        rows.append((f"  argument {name}", ["-" if count is None else size(count) for count in sizes]))
     for name, part in list(parts.items())[3 if arguments else 0 :]:
         rows.append((name, [size(part(plan.memory)) if plan.memory else "-" for plan in plans]))
     rows.append(("  needed", [size(plan.needed) for plan in plans]))
@@ -65,15 +65,15 @@ def _memory_rows(plans: Sequence[TopologyPlan]) -> list[Row]:
 
 
 def _collective_rows(plans: Sequence[TopologyPlan]) -> list[Row]:
-    kinds = dict.fromkeys(each.kind for plan in plans for each in plan.collectives)
+    kinds = dict.fromkeys(collective.kind for plan in plans for collective in plan.collectives)
     none = ["none" if plan.memory else "-" for plan in plans]
     rows: list[Row] = [("collectives (that overlap)", [] if kinds else none)]
     for kind in kinds:
         cells = []
         for plan in plans:
-            found = [each for each in plan.collectives if each.kind == kind]
-            count, total = sum(x.times for x in found), sum(x.times * x.bytes for x in found)
-            cells.append(f"{count} ({sum(x.times for x in found if x.overlaps)}), {size(total)}" if found else "-")
+            alike = [collective for collective in plan.collectives if collective.kind == kind]
+            count, total = sum(x.times for x in alike), sum(x.times * x.bytes for x in alike)
+            cells.append(f"{count} ({sum(x.times for x in alike if x.overlaps)}), {size(total)}" if alike else "-")
         rows.append((f"  {kind}", cells))
     return rows
 
@@ -93,17 +93,17 @@ def _time_rows(plans: Sequence[TopologyPlan]) -> list[Row]:
         cells = [seconds(plan.bounds[name]) if name in plan.bounds else "-" for plan in plans]
         rows.append((f"  for {name}", cells))
     if any(plan.timeline for plan in plans):
-        rows.append(("in the compiler's order", [_in_order(plan) for plan in plans]))
-        rows.append(("  waiting for collectives", [_exposed(plan) for plan in plans]))
+        rows.append(("in the compiler's order", [_order_cell(plan) for plan in plans]))
+        rows.append(("  waiting for collectives", [_waiting_cell(plan) for plan in plans]))
     rows.append(("compiled in", [seconds(plan.compile_seconds) for plan in plans]))
     return rows
 
 
-def _in_order(plan: TopologyPlan) -> str:
+def _order_cell(plan: TopologyPlan) -> str:
     return seconds(plan.scheduled_seconds) if plan.timeline else "-"
 
 
-def _exposed(plan: TopologyPlan) -> str:
+def _waiting_cell(plan: TopologyPlan) -> str:
     if not plan.timeline:
         return "-"
     return f"{size(plan.exposed)}, {seconds(plan.exposed_seconds)}" if plan.exposed else "none"
