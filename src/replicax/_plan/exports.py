@@ -30,7 +30,7 @@ class Lowered:
         specs: for each argument, how its dimensions are split over the axes.
         donated: the numbers of the donated arguments.
         replicas: the number of replicas.
-        inputs: the bytes of what goes in.
+        inputs: the bytes of the inputs.
         order: the number of the device at each place of the mesh, in the order of its axes; None for the devices' own
             order.
     """
@@ -113,7 +113,7 @@ def arrange(lowered: Lowered, axes: Sequence[str] | None) -> Lowered:
 
 
 def layout(lowered: Lowered, topology: Topology) -> str:
-    """Return where the axes of a mesh lie, such as "data 2x4, model 1x2" for hosts x devices of each.
+    """Return where the axes of a mesh lie, for example "data 2x4, model 1x2" for hosts x devices of each.
 
     It is empty for one axis on one host.
     """

@@ -160,7 +160,7 @@ class Planner:
 
 @contextlib.contextmanager
 def _replace_member(owner: object, name: str, value: object) -> Iterator[None]:
-    """Return a context in which a member of a class or a module is another one."""
+    """Return a context that replaces a member of a class or a module."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

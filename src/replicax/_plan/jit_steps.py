@@ -34,9 +34,9 @@ def is_jitted(step: Callable[..., Tree]) -> bool:
 
 
 class JitStep:
-    """A compiled function of the user's own, traced as it is, which can be lowered for devices that are not there.
+    """A compiled function of the user, traced unchanged, that can be lowered for devices that are not there.
 
-    The arrays among the arguments may be `ShapeDtypeStruct`s. Their `NamedSharding`s, or those of the function, name
+    The arrays among the arguments may be `ShapeDtypeStruct`s. Their `NamedSharding`s, or the function's, name
     the axes of a mesh that has as many devices as the topology. Without any, the step is planned for one device.
 
     Args:
@@ -185,7 +185,7 @@ class JitStep:
         return [i for i, variable in enumerate(self._jaxpr.jaxpr.invars) if variable in donated]
 
     def _with_shardings(self, arrays: Sequence[Leaf], calls: Sequence[jex.JaxprEqn]) -> list[jax.ShapeDtypeStruct]:
-        """Return the arrays' shapes, with their own shardings or, where these are open, those of the function."""
+        """Return the arrays' shapes, with their own shardings or, where these are open, the function's."""
         of_function = {
             variable: sharding
             for eqn in calls
@@ -194,8 +194,10 @@ class JitStep:
         }
         specs = []
         for array, variable in zip(arrays, self._jaxpr.jaxpr.invars):
-            own = getattr(array, "sharding", None)
-            sharding = own if isinstance(own, NamedSharding) and own.mesh.size > 1 else of_function.get(variable)
+            placed = getattr(array, "sharding", None)
+            sharding = (
+                placed if isinstance(placed, NamedSharding) and placed.mesh.size > 1 else of_function.get(variable)
+            )
             specs.append(jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding))
         return specs
 
@@ -212,14 +214,14 @@ class JitStep:
     def _returned_arguments(self) -> list[bool]:
         """Return for each argument with arrays of floats whether the results have new values for all its arrays."""
         outputs = Counter(_signature(aval) for aval in self._jaxpr.out_avals)
-        found = []
+        are_returned = []
         for numbers in self._arguments.values():
-            needed = Counter(_signature(self._specs[i]) for i in numbers)
+            expected = Counter(_signature(self._specs[i]) for i in numbers)
             floats = any(_is_float(self._specs[i]) for i in numbers)
-            is_back = floats and all(outputs[kind] >= count for kind, count in needed.items())
-            outputs -= needed if is_back else Counter()
-            found.append(is_back)
-        return found
+            is_back = floats and all(outputs[kind] >= count for kind, count in expected.items())
+            outputs -= expected if is_back else Counter()
+            are_returned.append(is_back)
+        return are_returned
 
     def _gives_half_back(self) -> bool:
         """Return whether the results have new values for half of the arrays; `eqx.filter_jit` merges all arguments."""
@@ -259,7 +261,7 @@ def _is_float(spec: Any) -> bool:
 
 
 class _Zeros(np.ndarray[Any, Any]):
-    """Zeros that take no memory, with the sharding of the array for which they stand."""
+    """Zeros that take no memory, with the sharding of the array that they replace."""
 
     sharding: Any = None
 

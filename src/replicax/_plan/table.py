@@ -33,7 +33,9 @@ def text(step: str, plans: Sequence[TopologyPlan]) -> str:
         for name, cells in rows
     ]
     lines.insert(1, "-" * (width + sum(wide + 2 for wide in columns)))
-    return "\n".join([*lines, *_advice(plans), *_savings(plans), *_largest(plans), *_listed(plans), *_errors(plans)])
+    return "\n".join(
+        [*lines, *_advice(plans), *_savings(plans), *_largest(plans), *_collectives(plans), *_errors(plans)]
+    )
 
 
 def _fits(plan: TopologyPlan) -> str:
@@ -110,7 +112,7 @@ def _waiting_cell(plan: TopologyPlan) -> str:
 
 
 def _advice(plans: Sequence[TopologyPlan]) -> list[str]:
-    """Return advice, and a line for each topology whose memory JAX does not take as a whole by default."""
+    """Return advice, and a line for each topology if the step needs more memory than JAX takes by default."""
     lines = [line for advice in dict.fromkeys(text for plan in plans for text in plan.advice) for line in ("", advice)]
     for plan in plans:
         chip = chips.parse(plan.topology).chip
@@ -132,8 +134,8 @@ def _largest(plans: Sequence[TopologyPlan]) -> list[str]:
         for buffer in plan.largest:
             count = f"{buffer.count} × " if buffer.count > 1 else ""
             operation = "/".join(buffer.operation.split("/")[-2:]) or buffer.name
-            what = "workspace of " if buffer.is_workspace else ""
-            lines.append(f"  {count}{size(buffer.size)}: {what}{operation}{f', {buffer.line}' if buffer.line else ''}")
+            role = "workspace of " if buffer.is_workspace else ""
+            lines.append(f"  {count}{size(buffer.size)}: {role}{operation}{f', {buffer.line}' if buffer.line else ''}")
     return lines
 
 
@@ -145,27 +147,27 @@ def _savings(plans: Sequence[TopologyPlan]) -> list[str]:
     return ["", f"With shard_variables these would save most on each device of {first.topology}:", *lines]
 
 
-def _listed(plans: Sequence[TopologyPlan]) -> list[str]:
+def _collectives(plans: Sequence[TopologyPlan]) -> list[str]:
     lines: list[str] = []
     for plan in plans:
         if not plan.collectives:
             continue
         lines += ["", f"Collectives on {plan.topology}:"]
-        ordered = sorted(plan.collectives, key=lambda each: -each.bytes * each.times)
-        alike = [list(same) for _, same in groupby(ordered, key=lambda each: _described(each, 1))]
+        ordered = sorted(plan.collectives, key=lambda collective: -collective.bytes * collective.times)
+        alike = [list(same) for _, same in groupby(ordered, key=lambda collective: _describe(collective, 1))]
         grouped = [(same[0], len(same)) for same in alike]
-        lines += [f"  {_described(each, count)}" for each, count in grouped[:_LISTED]]
+        lines += [f"  {_describe(first, count)}" for first, count in grouped[:_LISTED]]
         if more := sum(count for _, count in grouped[_LISTED:]):
             lines.append(f"  and {more} smaller ones")
     return lines
 
 
-def _described(each: Collective, count: int) -> str:
-    times = count * each.times
+def _describe(collective: Collective, count: int) -> str:
+    times = count * collective.times
     often = f"{times} × " if times > 1 else ""
-    beside = "overlaps" if each.overlaps else "does not overlap"
-    source = f", {'/'.join(each.source.split('/')[-2:])}" if each.source else ""
-    return f"{often}{each.kind} of {size(each.bytes)} among {each.devices} devices, {beside}{source}"
+    beside = "overlaps" if collective.overlaps else "does not overlap"
+    source = f", {'/'.join(collective.source.split('/')[-2:])}" if collective.source else ""
+    return f"{often}{collective.kind} of {size(collective.bytes)} among {collective.devices} devices, {beside}{source}"
 
 
 def _errors(plans: Sequence[TopologyPlan]) -> list[str]:
