@@ -120,6 +120,46 @@ def test_keys_and_static_arguments_are_arguments_like_others():
     assert rx.plan(power, (jnp.ones(4), 3), topology=1)[1].arguments == {"x": 16}
 
 
+def test_arrays_have_the_types_that_jax_gives_them():
+    x, rate = np.ones((ROWS, WIDTH)), jnp.asarray(0.1)  # float64 without x64, and a weak type
+    update_slowly = jax.jit(lambda w, x, rate: w - rate * jax.grad(lambda w: jnp.mean(x.astype(w.dtype) @ w))(w))
+    step = JitStep(update_slowly, (jnp.ones((WIDTH, WIDTH), jnp.bfloat16), x, rate))
+    assert step.gives_back  # in bfloat16, which a strong float32 would widen
+    assert step.lowered(parse(1)).inputs.arguments == {"w": WIDTH * WIDTH * 2, "x": ROWS * WIDTH * 4, "rate": 4}
+
+
+def test_a_step_with_64_bits_is_compiled_with_them():
+    with jax.enable_x64(True):
+        plan = rx.plan(jax.jit(update), (np.ones((WIDTH, WIDTH)), np.ones((ROWS, WIDTH))), topology=1)[1]
+    assert plan.arguments == {"w": 2 * MATRIX, "x": 2 * ROWS * WIDTH * 4}
+
+
+def test_rows_are_those_of_the_batch_and_not_of_a_key():
+    @jax.jit
+    def step(w, key, x):
+        return update(w, x)[0], jax.random.uniform(key)
+
+    traced = JitStep(step, (jnp.ones((WIDTH, WIDTH)), jax.random.PRNGKey(0), jnp.ones((ROWS, WIDTH))))
+    assert traced.rows == ROWS and traced.with_rows(2 * ROWS).rows == 2 * ROWS
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"time_limit": 0}, "positive number of seconds"),
+        ({"time_limit": float("nan")}, "positive number of seconds"),
+        ({"time_limit": "x"}, "positive number of seconds"),
+        ({"axes": "data"}, "a list of the names of the mesh's axes"),
+        ({"axes": [1]}, "a list of the names of the mesh's axes"),
+        ({"batch": ()}, "The step needs arguments: .* as `batch`"),
+    ],
+)
+def test_wrong_arguments_are_named(options, message):
+    batch = options.pop("batch", (jnp.ones((WIDTH, WIDTH)), jnp.ones((ROWS, WIDTH))))
+    with pytest.raises(PlanError, match=message):
+        rx.plan(jax.jit(update), batch, topology=1, **options)
+
+
 def test_the_axes_lie_on_hosts_in_their_order_or_as_told():
     step = JitStep(jax.jit(update), arguments(mesh_of("abstract", (2, 8))))
     topology = parse("h100:2x8")
@@ -141,7 +181,7 @@ def test_a_mesh_that_does_not_fit_the_topology_is_refused():
     w, _ = arguments(mesh_of("devices", (2, 2)))
     _, x = arguments(mesh_of("devices", (4, 1)))
     with pytest.raises(PlanError, match="its arrays are on 2 meshes"):
-        JitStep(jax.jit(lambda w, x: (w, x)), (w, x))
+        JitStep(jax.jit(lambda w, x: (w, x)), (w, x)).lowered(parse(4))
 
 
 def test_steps_that_call_python_are_refused():
@@ -150,8 +190,9 @@ def test_steps_that_call_python_are_refused():
         jax.debug.print("{}", x)
         return x
 
+    traced = JitStep(step, (jnp.ones(2),))  # a helper that is not planned may call Python
     with pytest.raises(PlanError, match="step cannot be planned: it calls Python while it runs, by debug_print in"):
-        JitStep(step, (jnp.ones(2),))
+        traced.lowered(parse(1))
 
 
 @pytest.mark.parametrize(
@@ -203,6 +244,50 @@ def test_the_command_plans_a_program_of_plain_jax(run_python, tmp_path, width):
     half = f"{width * width * 2 / 2**20:.2f}" if width > 64 else "8.00"
     unit = "MiB" if width > 64 else "KiB"
     assert ["argument", "weights", half, unit, half, unit] in rows
+
+
+CATCHES = """\
+import threading
+import jax, jax.numpy as jnp
+
+@jax.jit
+def show(x):
+    jax.debug.print("shown")
+    return x.sum()
+
+@jax.jit
+def train_step(weights, rows):
+    return weights - jax.grad(lambda w: jnp.mean(rows @ w))(weights), rows.sum()
+
+def train():
+    weights = jnp.ones((4, 4))
+    show(weights)
+    for _ in range(3):
+        try:
+            weights, _ = train_step(weights, jnp.ones((2, 4)))
+        except BaseException:
+            print("caught")
+            raise
+
+worker = threading.Thread(target=train)
+worker.start()
+worker.join()
+try:
+    train()
+except BaseException:
+    pass
+"""
+
+
+def test_a_program_is_planned_once_even_if_it_catches_its_end(run_python, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(CATCHES)
+    given = ["plan", "--topology", "1", str(file)]
+    code = f"import sys; from replicax._commands import main; sys.exit(main({given!r}))"
+    done = run_python(code, timeout=180, env={"REPLICAX_VIRTUAL_DEVICES": None})
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout + done.stderr
+    assert done.stdout.count("plan of train_step") == 1 and "name that with --step NAME" in done.stdout
+    assert "shown" in done.stdout  # the helper has run
 
 
 def test_lines_of_libraries_are_left_out():

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 def size(count: float) -> str:
     """Returns a number of bytes as text.
 
-    >>> size(1536), size(3 * 2**30), size(12)
-    ('1.50 KiB', '3.00 GiB', '12 B')
+    >>> size(1536), size(3 * 2**30), size(-12)
+    ('1.50 KiB', '3.00 GiB', '-12 B')
     """
     return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
@@ -34,6 +34,8 @@ def seconds(time: float) -> str:
 
 
 def _scaled(count: float, base: int, units: Sequence[str]) -> str:
+    if count < 0:
+        return f"-{_scaled(-count, base, units)}"
     place = 0
     while count >= base and place < len(units) - 1:
         count, place = count / base, place + 1

@@ -28,6 +28,7 @@ from replicax._plan.options import TIME_LIMIT
 VARIABLE = "REPLICAX_PLAN_PYTHON"
 AT_ONCE = 2  # XLA's compilers use several threads themselves
 _FRAME = re.compile(r"\s*@ |https?://symbolize")  # a line of the native stack that a failing compiler prints
+_running: set[subprocess.Popen[str]] = set()
 _MODULE = {"gpu": "jax_cuda12_plugin", "tpu": "libtpu"}
 _NEEDED = {"gpu": "jax, jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cuda-nvcc-cu12", "tpu": "jax[tpu]"}
 
@@ -60,15 +61,7 @@ def _compile_in(lowered: Lowered, topology: Topology, time_limit: float, folder:
     file = folder / "request.json"
     file.write_text(json.dumps(_request(lowered, topology)))
     try:
-        ended = subprocess.run(
-            [*command, str(file)],
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=time_limit,
-        )
+        ended = _run([*command, str(file)], variables, time_limit)
     except subprocess.TimeoutExpired:
         raise PlanError(
             f"Compiling for {topology.name} has taken longer than {time_limit:g} s and was stopped. A program that "
@@ -87,7 +80,40 @@ def _compile_in(lowered: Lowered, topology: Topology, time_limit: float, folder:
         return measured
     said = [line for line in (ended.stdout + ended.stderr).strip().splitlines() if not _FRAME.match(line)]
     lines = "".join(f"\n  {line}" for line in said[-12:])
-    raise PlanError(f"The compiler for {topology.name}, {command[0]}, ended with status {ended.returncode}:{lines}")
+    outcome = f"ended with status {ended.returncode}" if ended.returncode else "has written no result: is it a Python?"
+    raise PlanError(f"The compiler for {topology.name}, {command[0]}, {outcome}{lines and ':'}{lines}")
+
+
+def _run(command: list[str], variables: dict[str, str], time_limit: float) -> subprocess.CompletedProcess[str]:
+    """Run a compiler; `stop_all` ends it from another thread.
+
+    Raises:
+        PlanError: the system does not run the command.
+        subprocess.TimeoutExpired: it takes longer than `time_limit` seconds.
+    """
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(
+            command, env=variables, text=True, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
+        )
+    except OSError as error:
+        raise PlanError(f"{command[0]} does not run: {error.strerror}. {VARIABLE} has to name a Python.") from None
+    with process:
+        _running.add(process)
+        try:
+            said, errors = process.communicate(timeout=time_limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        finally:
+            _running.discard(process)
+    return subprocess.CompletedProcess(command, process.returncode, said, errors)
+
+
+def stop_all() -> None:
+    """Kill all compilers that run, since nobody waits for them any more."""
+    for process in list(_running):
+        process.kill()
 
 
 def _request(lowered: Lowered, topology: Topology) -> dict[str, Any]:
@@ -112,7 +138,7 @@ def python_for(topology: Topology) -> str:
     if kind == "cpu":
         return sys.executable
     if chosen := os.environ.get(VARIABLE):
-        return _choose(chosen.split(os.pathsep), kind)
+        return _choose([python for python in chosen.split(os.pathsep) if python], kind)
     if python := environment.find_python(kind):
         return python
     if importlib.util.find_spec(_MODULE[kind]) is not None:
@@ -128,7 +154,7 @@ def python_for(topology: Topology) -> str:
 def _choose(pythons: Sequence[str], kind: str) -> str:
     """Return the Python of the variable that has the compiler; the first if there is only one."""
     for python in pythons:
-        if not os.access(python, os.X_OK):
+        if not (os.path.isfile(python) and os.access(python, os.X_OK)):
             raise PlanError(
                 f"{VARIABLE} names {python!r}, which is not an executable file. Set it to a Python that has "
                 f"{_NEEDED[kind]}, and flatbuffers, or to several, joined by {os.pathsep!r}. "

@@ -15,7 +15,7 @@ from replicax._input.distributed_dataset import DistributedDataset
 from replicax._plan import apart, chips, pool, variants
 from replicax._plan.jit_steps import JitStep, is_jitted
 from replicax._plan.lowering import Step
-from replicax._plan.options import TIME_LIMIT
+from replicax._plan.options import TIME_LIMIT, check_time_limit
 from replicax._plan.plans import Plan
 from replicax._plan.pool import Settings
 
@@ -79,13 +79,25 @@ def plan(
     if not topologies:
         raise PlanError("`topology` is an empty list. Name at least one topology, such as 'h100:8', 'v5e:2x4' or 8.")
     check(topologies)
+    settings = Settings(_check_axes(axes), check_time_limit(time_limit))
     traced: Step | JitStep
-    with jax_internals.assume_cudnn():
-        if is_jitted(step) and not is_function(step):
-            traced = JitStep(step, arguments(batch))
-        else:
-            traced = Step(step if is_function(step) else function(step), arguments(batch))
-    return plan_step(traced, topologies, compare, Settings(axes, time_limit))
+    try:
+        with jax_internals.assume_cudnn():
+            if is_jitted(step) and not is_function(step):
+                traced = JitStep(step, arguments(batch))
+            else:
+                traced = Step(step if is_function(step) else function(step), arguments(batch))
+    except TypeError as error:
+        if isinstance(batch, tuple) and not batch and "required positional argument" in str(error):
+            raise PlanError(f"The step needs arguments: {error}. Pass them, or specs of them, as `batch`.") from None
+        raise
+    return plan_step(traced, topologies, compare, settings)
+
+
+def _check_axes(axes: Sequence[str] | None) -> Sequence[str] | None:
+    if axes is not None and (isinstance(axes, str) or not all(isinstance(axis, str) for axis in axes)):
+        raise PlanError(f"`axes` is a list of the names of the mesh's axes, such as ['data', 'model']; got {axes!r}.")
+    return axes
 
 
 def check(topologies: Sequence[chips.Topology]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import os
 import subprocess
 import sys
@@ -67,9 +66,10 @@ def _topology(text: str) -> chips.Topology:
 
 
 def _seconds(text: str) -> float:
-    if not (math.isfinite(seconds := float(text)) and seconds > 0):
-        raise argparse.ArgumentTypeError(f"a time limit is a positive number of seconds; got {text!r}")
-    return seconds
+    try:
+        return options.check_time_limit(text)
+    except PlanError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 class _Install(argparse.Action):
@@ -103,7 +103,10 @@ def main(arguments: Sequence[str], name: str) -> int:
     variables.pop("TF_CONFIG", None)  # the plan is made in one process
     variables = tensorflow_programs.environment(variables) if given.tf else variables
     command = [sys.executable, "-m", "replicax._plan.program", json.dumps(dataclasses.asdict(chosen))]
-    try:
-        return subprocess.run([*command, *chosen.command], env=variables, check=False).returncode
-    except KeyboardInterrupt:
-        return 130
+    with subprocess.Popen([*command, *chosen.command], env=variables) as process:
+        while True:
+            try:
+                status = process.wait()
+                return status if status >= 0 else 128 - status  # as a shell reports the end by a signal
+            except KeyboardInterrupt:  # the program has it, too, and ends its compilers
+                continue

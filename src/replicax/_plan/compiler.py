@@ -8,10 +8,12 @@ replicax.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -109,8 +111,15 @@ def _spec(dimensions: list[Any]) -> list[Any]:
     return [tuple(each) if isinstance(each, list) else each for each in dimensions]
 
 
+def die_with_parent() -> None:
+    """Let Linux kill this process when its parent ends, which would leave a compiler running for nobody."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
 def main(path: str) -> None:
     """Compile the request in this file, and write its measurements beside it."""
+    die_with_parent()
     file = Path(path)
     request = json.loads(file.read_text())
     needed = [["jax"], ["flatbuffers"], *_MODULES.get(request["platform"], [])]
@@ -121,6 +130,7 @@ def main(path: str) -> None:
     os.environ.update({**_WITHOUT_TPU, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"})
     import jax
 
+    jax.config.update("jax_enable_x64", True)  # the program says which of its numbers have 64 bits
     if request["platform"] == "cpu":
         jax.config.update("jax_num_cpu_devices", math.prod(request["axes"].values()))
     result = compile_request(request, file.parent)

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -54,12 +55,16 @@ class Planner:
             largest_batch.check(topology)
         if options.picture is not None:
             drawing.check(options.picture)
+        self.is_planned = False
+        self._not_seen: dict[
+            str, None
+        ] = {}  # the ways by which the program has compiled functions that are not planned
         self._passed: dict[str, None] = {}  # the names of the functions that were called and were not the step
 
     @contextlib.contextmanager
     def in_calls(self) -> Iterator[None]:
         """Return a context in which the planner handles every call of a compiled function from outside of a trace."""
-        call, jit = Function.__call__, jax.jit
+        call, jit, pmap = Function.__call__, jax.jit, jax.pmap
 
         def plan_or_call(function: Function, *args: Tree, **kwargs: Tree) -> Tree:
             if frames.is_tracing():
@@ -73,9 +78,14 @@ class Planner:
                 return lambda function: _Jitted(compiled(function), self) if is_users else compiled(function)
             return _Jitted(compiled, self) if is_users else compiled
 
+        def note_and_map(*args: Any, **options: Any) -> Any:
+            self.note("`jax.pmap`")
+            return pmap(*args, **options)
+
         with contextlib.ExitStack() as stack:
             stack.enter_context(_replace_member(Function, "__call__", plan_or_call))
             stack.enter_context(_replace_member(jax, "jit", intercept))
+            stack.enter_context(_replace_member(jax, "pmap", note_and_map))
             for name in ("devices", "local_devices"):
                 stack.enter_context(_replace_member(jax, name, self._devices(getattr(jax, name))))
             for name in ("device_count", "local_device_count"):
@@ -96,6 +106,7 @@ class Planner:
 
     def call(self, function: Function, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
         """Plan the step and end the program; return zeros in place of the results of another function."""
+        self._end_again()
         step = Step(function, args, kwargs)
         if self._is_step(step.name, step.assigns):
             self._plan(step, self._topologies)
@@ -103,6 +114,7 @@ class Planner:
 
     def call_jitted(self, function: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
         """Plan the step and end the program; run another function, or return zeros if its results are large."""
+        self._end_again()
         step = JitStep(function, args, kwargs)
         if not self._is_step(step.name, step.gives_back):
             return step.zeros() if step.result_size > _LARGE else function(*args, **kwargs)
@@ -126,7 +138,7 @@ class Planner:
         if options.result is not None:
             largest = [plan.largest_batch(topology.name) for topology in topologies] if options.largest_batch else []
             Path(options.result).write_bytes(pickle.dumps((plan.topologies, largest)))
-            raise Planned(0)
+            self._end()
         plans = {of_topology.topology: of_topology for of_topology in plan}
         batches: list[LargestBatch] = []
         missing = [topology for topology in self._topologies if topology.name not in plans]
@@ -142,20 +154,44 @@ class Planner:
             print(plan.largest_batch(topology.name), flush=True)
         for batch in batches:
             print(batch, flush=True)
-        raise Planned(0)
+        if isinstance(step, JitStep) and options.step is None:
+            print(
+                f"\n{step.name} is the first function of jax.jit that returns an argument with new values. If it is "
+                "not the training step, name that with --step NAME.",
+                flush=True,
+            )
+        self._end()
+
+    def _end(self) -> NoReturn:
+        """End the program, or the thread of it that has called the step."""
+        self.is_planned = True
+        raise Planned(0) if threading.current_thread() is threading.main_thread() else SystemExit(0)
+
+    def _end_again(self) -> None:
+        """End a program that has caught the first end and calls further functions."""
+        if self.is_planned:
+            self._end()
+
+    def note(self, way: str) -> None:
+        """Remember a way to compile functions that is not planned, for `advice`."""
+        self._not_seen[way] = None
 
     def advice(self) -> str:
         """Return the message about a program that has ended without its step."""
+        not_seen = f" It uses {', '.join(self._not_seen)}, which are not planned." if self._not_seen else ""
         if not self._passed:
             return (
                 "The program has ended and called no function of `replicax.function` or `jax.jit`: there is no step to "
-                "plan."
+                f"plan.{not_seen}"
             )
         names = ", ".join(self._passed)
         expected = "assigns variables or returns an argument with new values"
         if self._options.step is not None:
             expected = f"has the name {self._options.step!r}"
-        return f"No compiled function that the program calls {expected}. Choose a step with --step NAME from: {names}."
+        return (
+            f"No compiled function that the program calls {expected}. Choose a step with --step NAME from: {names}."
+            f"{not_seen}"
+        )
 
 
 @contextlib.contextmanager
@@ -181,7 +217,14 @@ class _Jitted:
             return self._function(*args, **kwargs)
         return self._planner.call_jitted(self._function, args, kwargs)
 
+    def lower(self, *args: Tree, **kwargs: Tree) -> Any:
+        """Lower the function as without a plan."""
+        self._planner.note("functions compiled by `.lower().compile()`")
+        return self._function.lower(*args, **kwargs)  # type: ignore[attr-defined]
+
     def __getattr__(self, name: str) -> Any:
+        if name == "_function":  # while it is copied
+            raise AttributeError(name)
         return getattr(self._function, name)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:

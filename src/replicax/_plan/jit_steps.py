@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections import Counter
@@ -46,11 +47,10 @@ class JitStep:
     Attributes:
         name: the function's.
         donated: the numbers of the arrays that the function takes over.
-        has_mesh: whether it names the axes of a mesh.
         gives_back: whether it returns one of its arguments with new values, as a training step does.
 
     Raises:
-        PlanError: the arrays are on several meshes, or the step calls Python while it runs.
+        PlanError: there are fewer arguments than the function needs.
     """
 
     def __init__(self, function: Callable[..., Tree], args: tuple[Tree, ...], kwargs: Mapping[str, Tree] | None = None):
@@ -60,17 +60,23 @@ class JitStep:
         self._constants = leaves
         arrays = [leaves[place] for place in self._places]
         self._jaxpr = jax.make_jaxpr(self._flat)(*map(_without_mesh_of_one, arrays))
-        self._refuse_callbacks()
         calls = [eqn for eqn in self._jaxpr.eqns if "donated_invars" in eqn.params]
         self.donated = self._find_donated(calls)
         self._specs = self._with_shardings(arrays, calls)
         inner = [value for eqn in equations(self._jaxpr) for value in eqn.params.values()]
         inner = [value.mesh if isinstance(value, NamedSharding) else value for value in inner]
         self._inner_meshes = [mesh for mesh in inner if isinstance(mesh, (Mesh, AbstractMesh))]
-        self._mesh = self._find_mesh()
-        self.has_mesh = self._mesh is not None
         self._arguments = _names_of_arguments(function, args, kwargs or {})
         self.gives_back = any(self._returned_arguments()) or self._gives_half_back()
+
+    @functools.cached_property
+    def _mesh(self) -> Mesh | AbstractMesh | None:
+        return self._find_mesh()
+
+    @property
+    def has_mesh(self) -> bool:
+        """Whether the step names the axes of a mesh."""
+        return self._mesh is not None
 
     @property
     def result_size(self) -> int:
@@ -86,8 +92,10 @@ class JitStep:
         """Return it lowered for these devices.
 
         Raises:
-            PlanError: the mesh has another number of devices.
+            PlanError: the step calls Python while it runs, its arrays are on several meshes, or the mesh has another
+                number of devices.
         """
+        self._refuse_callbacks()
         axes = {"device": 1} if self._mesh is None else dict(zip(self._mesh.axis_names, self._mesh.axis_sizes))
         if self._mesh is not None and (devices := math.prod(axes.values())) != topology.size:
             listed = ", ".join(f"{name}={count}" for name, count in axes.items())
@@ -148,7 +156,7 @@ class JitStep:
         batch = []
         for number, spec in enumerate(self._specs):
             outputs[_signature(spec)] -= 1
-            if outputs[_signature(spec)] < 0 and spec.shape and not jnp.issubdtype(spec.dtype, jax.dtypes.extended):
+            if outputs[_signature(spec)] < 0 and spec.shape and not _is_key(spec):
                 batch.append(number)
         if self.gives_back or not self._arguments:
             return batch
@@ -198,7 +206,7 @@ class JitStep:
             sharding = (
                 placed if isinstance(placed, NamedSharding) and placed.mesh.size > 1 else of_function.get(variable)
             )
-            specs.append(jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding))
+            specs.append(_spec(array, sharding))
         return specs
 
     def _find_mesh(self) -> Mesh | AbstractMesh | None:
@@ -256,6 +264,12 @@ def _is_array(leaf: object) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
 
 
+def _is_key(spec: Any) -> bool:
+    """Return whether an array is a key of random numbers, or has the form of a key of `jax.random.PRNGKey`."""
+    is_extended = jnp.issubdtype(spec.dtype, jax.dtypes.extended)
+    return bool(is_extended or (spec.dtype == np.uint32 and spec.shape in ((2,), (4,))))
+
+
 def _is_float(spec: Any) -> bool:
     return bool(jnp.issubdtype(spec.dtype, np.inexact))
 
@@ -276,7 +290,14 @@ def _without_mesh_of_one(leaf: Leaf) -> jax.ShapeDtypeStruct:
     """Return the shape of an array, without the devices that it is on here, unless a mesh has several."""
     sharding = getattr(leaf, "sharding", None)
     named = isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if named else None)
+    return _spec(leaf, sharding if named else None)
+
+
+def _spec(leaf: Leaf, sharding: Any) -> jax.ShapeDtypeStruct:
+    """Return the spec of an array as JAX takes it: without 64 bits unless they are enabled, and with its weak type."""
+    is_extended = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    dtype = leaf.dtype if is_extended else jax.dtypes.canonicalize_dtype(leaf.dtype)
+    return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding, weak_type=getattr(leaf, "weak_type", False))
 
 
 def _signature(spec: Any) -> Signature:

@@ -19,7 +19,14 @@ _FREE = {
     "opt-barrier", "async-update", "while", "call", "conditional", *KINDS,
 }  # fmt: skip
 _SLICES = {"dynamic-slice", "slice", "gather"}
-_TYPES = {"f64": "float32", "f32": "float32", "bf16": "bfloat16", "f16": "bfloat16"}
+_TYPES = {
+    "f64": "float32",
+    "f32": "float32",
+    "bf16": "bfloat16",
+    "f16": "bfloat16",
+    "c64": "float32",
+    "c128": "float32",
+}
 
 
 @dataclass
@@ -124,7 +131,8 @@ class Costs:
             count = _multiplications_of_convolution(instruction, dimensions(left), dimensions(right))
         else:
             return Counter()
-        return Counter({self._kind(instruction, left): 2 * count})
+        factor = 4 if left.startswith("c") else 1  # a complex product is four of real numbers
+        return Counter({self._kind(instruction, left): 2 * factor * count})
 
     def _kind(self, instruction: Instruction, shape: str) -> str:
         match = _ARRAY.search(shape)
@@ -133,7 +141,7 @@ class Costs:
             return "float8"
         kind = _TYPES.get(dtype, "integer")
         exact = re.search(r'HIGHEST|operand_precision=\{highest|"ALG_DOT_F32_F32_F32"', instruction.text)
-        return "tf32" if self._is_gpu and dtype == "f32" and not exact else kind
+        return "tf32" if self._is_gpu and dtype in ("f32", "c64") and not exact else kind
 
 
 def seconds_of(cost: Cost, topology: Topology) -> float:

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+
+from replicax._base.messages import received
+from replicax._base.planning import PlanError
 
 MOST_DEVICES = 256  # the most devices that a program sees: XLA has too few threads to run programs on more of a CPU
 TIME_LIMIT = 1800.0  # seconds for one compilation
+
+
+def check_time_limit(seconds: object) -> float:
+    """Return a time limit; raise `PlanError` if it is not a positive number of seconds."""
+    try:
+        number = float(seconds)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise PlanError(f"A time limit is a positive number of seconds, such as 600; got {received(seconds)}.")
+    return number
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,13 @@ def compile_all(
         progress(f"planning {name}", total=total, unit="programs") as bar,
         concurrent.futures.ThreadPoolExecutor(apart.AT_ONCE) as pool,
     ):
-        waiting = [pool.submit(compile_one, lowered, topology, settings) for lowered, topology in programs]
-        for future in concurrent.futures.as_completed(waiting):
-            if future.exception() is None:
-                bar.advance()
+        try:
+            waiting = [pool.submit(compile_one, lowered, topology, settings) for lowered, topology in programs]
+            for future in concurrent.futures.as_completed(waiting):
+                if future.exception() is None:
+                    bar.advance()
+        except BaseException:  # the user's interrupt among them: the pool would wait for the compilers
+            pool.shutdown(wait=False, cancel_futures=True)
+            apart.stop_all()
+            raise
     return waiting

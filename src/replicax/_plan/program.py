@@ -20,7 +20,7 @@ from replicax._plan.options import Options
 
 
 def run(options: Options, program: str, arguments: list[str]) -> None:
-    """Runs the program; raises `SystemExit` once its step is planned, or when it ends without one."""
+    """Run the program up to its step; raise `SystemExit` with an error if it ends without one."""
     _check_program(options, program)
     planning.takes_all_devices = True
     sys.argv = [program, *arguments]
@@ -38,17 +38,22 @@ def run(options: Options, program: str, arguments: list[str]) -> None:
                 runpy.run_path(program, run_name="__main__")
     except planning.PlanError as error:
         sys.exit(f"replicax plan: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     except SystemExit as ended:
-        if ended.code or isinstance(ended, interception.Planned):
+        if ended.code and not planner.is_planned:
             raise
-        # Else the program has ended as without `sys.exit`, and has not called its step.
+        # Otherwise the program has ended as without `sys.exit`.
     except Exception as error:
-        error.add_note(
-            "`replicax plan` runs a program up to its step without values: variables have only shapes, and compiled "
-            "functions return zeros. Code that needs values fails, and so does a step that is not compiled."
-        )
-        raise
-    sys.exit(f"replicax plan: {planner.advice()}")
+        if not planner.is_planned:
+            error.add_note(
+                "`replicax plan` runs a program up to its step without values: variables have only shapes, and "
+                "compiled functions return zeros. Code that needs values fails, and so does a step that is not "
+                "compiled."
+            )
+            raise
+    if not planner.is_planned:
+        sys.exit(f"replicax plan: {planner.advice()}")
 
 
 def _check_program(options: Options, program: str) -> None:
