@@ -498,3 +498,31 @@ def test_origin_of_a_tracer_is_its_equation_or_the_constant_that_it_stands_for()
     argument, captured, differentiated = seen
     assert argument == differentiated == (None, 0, None)
     assert captured[0] is None and captured[2] is constant
+
+
+def attend(q):
+    return jax.nn.dot_product_attention(q, q, q, implementation="cudnn")
+
+
+def test_assume_cudnn_lets_attention_be_traced_without_the_library():
+    q = jax.ShapeDtypeStruct((2, 128, 4, 64), jnp.bfloat16)
+    with jax_internals.assume_cudnn():
+        traced = jax.jit(attend).trace(q)
+    assert traced.jaxpr.out_avals[0].shape == q.shape
+    with pytest.raises(RuntimeError, match="cuDNN"):  # as before
+        jax.jit(lambda q: attend(2 * q)).trace(q)
+
+
+def test_lower_without_devices_lowers_attention_for_a_mesh_that_has_none():
+    mesh = jax.sharding.AbstractMesh((2,), ("data",))
+    rows = jax.sharding.PartitionSpec("data")
+    sharding = jax.sharding.NamedSharding(mesh, rows)
+    q = jax.ShapeDtypeStruct((2, 128, 4, 64), jnp.bfloat16, sharding=sharding)
+    by_part = jax.jit(jax.shard_map(attend, mesh=mesh, in_specs=rows, out_specs=rows))
+    with jax_internals.assume_cudnn():
+        traced = by_part.trace(q)
+        with jax_internals.lower_without_devices():
+            assert "fmha" in traced.lower(lowering_platforms=("cuda",)).as_text()
+        other = jax.jit(jax.shard_map(lambda q: attend(2 * q), mesh=mesh, in_specs=rows, out_specs=rows))
+        with pytest.raises(ValueError, match="require devices"):  # as before
+            other.trace(q).lower(lowering_platforms=("cuda",))

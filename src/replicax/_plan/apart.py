@@ -80,8 +80,11 @@ def _compile_in(lowered: Lowered, topology: Topology, time_limit: float, folder:
         return measured
     said = [line for line in (ended.stdout + ended.stderr).strip().splitlines() if not _FRAME.match(line)]
     lines = "".join(f"\n  {line}" for line in said[-12:])
-    outcome = f"ended with status {ended.returncode}" if ended.returncode else "has written no result: is it a Python?"
-    raise PlanError(f"The compiler for {topology.name}, {command[0]}, {outcome}{lines and ':'}{lines}")
+    if not ended.returncode:
+        raise PlanError(
+            f"The compiler for {topology.name}, {command[0]}, has written no result. Is it a Python?{lines}"
+        )
+    raise PlanError(f"The compiler for {topology.name}, {command[0]}, ended with status {ended.returncode}:{lines}")
 
 
 def _run(command: list[str], variables: dict[str, str], time_limit: float) -> subprocess.CompletedProcess[str]:
