@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -104,9 +105,17 @@ def main(arguments: Sequence[str], name: str) -> int:
     variables = tensorflow_programs.environment(variables) if given.tf else variables
     command = [sys.executable, "-m", "replicax._plan.program", json.dumps(dataclasses.asdict(chosen))]
     with subprocess.Popen([*command, *chosen.command], env=variables) as process:
-        while True:
-            try:
-                status = process.wait()
-                return status if status >= 0 else 128 - status  # as a shell reports the end by a signal
-            except KeyboardInterrupt:  # the program has it, too, and ends its compilers
-                continue
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:  # the program ends its compilers
+            status = _interrupt(process)
+    return status if status >= 0 else 128 - status  # as a shell reports the end by a signal
+
+
+def _interrupt(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a program that the terminal has interrupted, or that is interrupted here; return its exit status."""
+    try:
+        return process.wait(1)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        return process.wait()

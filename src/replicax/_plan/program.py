@@ -16,6 +16,7 @@ import runpy
 import sys
 
 from replicax._base import planning
+from replicax._plan import compiler
 from replicax._plan.options import Options
 
 
@@ -66,4 +67,5 @@ def _check_program(options: Options, program: str) -> None:
 
 
 if __name__ == "__main__":
+    compiler.die_with_parent()
     run(Options(**json.loads(sys.argv[1])), sys.argv[2], sys.argv[3:])
