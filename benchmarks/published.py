@@ -105,7 +105,7 @@ def plan_case(case: Case) -> Any:
 
     size = math.prod(int(side) for side in case.topology.partition(":")[2].split("x"))
     one = jax.sharding.Mesh(np.array(jax.devices()[:1]), (decoders.AXIS,))
-    mesh = jax.sharding.AbstractMesh((size,), (decoders.AXIS,)) if size > 1 else one
+    mesh = jax.sharding.AbstractMesh((size,), (decoders.AXIS,), (jax.sharding.AxisType.Auto,)) if size > 1 else one
     step, arguments = decoders.training_step(case.model, case.training, mesh)
     return rx.plan(step, arguments, topology=case.topology)[case.topology]
 

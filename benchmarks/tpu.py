@@ -71,7 +71,7 @@ def by_hand(name: str, model: Any, topology: str) -> Any:
     import jax
     import side_jax
     from jax import export
-    from jax.sharding import AbstractMesh, NamedSharding
+    from jax.sharding import AbstractMesh, AxisType, NamedSharding
     from jax.sharding import PartitionSpec as P
 
     from replicax._plan import apart, chips
@@ -80,7 +80,7 @@ def by_hand(name: str, model: Any, topology: str) -> Any:
 
     where = chips.parse(topology)
     size = where.size
-    mesh = AbstractMesh((size,), ("replica",))
+    mesh = AbstractMesh((size,), ("replica",), (AxisType.Auto,))
     state = jax.eval_shape(lambda: (p := model.parameters(), side_jax.transformation(model).init(p)))
     batch = [(len(part) * size, *part.shape[1:]) for part in models.batch(model, 1)]
     kinds = [part.dtype for part in models.batch(model, 1)]

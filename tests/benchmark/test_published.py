@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 
 from replicax._base.jax_internals import assume_cudnn
 from replicax._base.jaxprs import jaxprs_in, opened
@@ -52,7 +52,7 @@ def test_state_is_divided_among_the_devices(benchmark):
 
 
 def _mesh(benchmark, size):
-    return AbstractMesh((size,), (benchmark.decoders.AXIS,))
+    return AbstractMesh((size,), (benchmark.decoders.AXIS,), (AxisType.Auto,))
 
 
 def _operations(jaxpr, times=1):

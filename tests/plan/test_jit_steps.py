@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import replicax as rx
@@ -328,12 +328,12 @@ def test_attention_of_cudnn_is_lowered_without_cudnn():
             spec = rx.PerReplicaSpec(*[rx.TensorSpec(q.shape, q.dtype)] * 2)
             traced = Step(step, (spec,))
         assert traced.lowered(parse("h100:8")).program  # each replica attends to its own part
-        mesh = AbstractMesh((8,), ("data",))
+        mesh = AbstractMesh((8,), ("data",), (AxisType.Auto,))
         split = jax.ShapeDtypeStruct(q.shape, q.dtype, sharding=NamedSharding(mesh, P("data")))
         with pytest.raises(PlanError, match="a Python function partitions among devices .* in `jax.shard_map`"):
             JitStep(jax.jit(attend), (split,)).lowered(parse("h100:8"))
         by_part = jax.jit(lambda q: jax.shard_map(attend, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(q))
         assert JitStep(by_part, (split,)).lowered(parse("h100:8")).axes == {"data": 8}
-        lone = AbstractMesh((1,), ("data",))
+        lone = AbstractMesh((1,), ("data",), (AxisType.Auto,))
         alone = jax.jit(lambda q: jax.shard_map(attend, mesh=lone, in_specs=P("data"), out_specs=P("data"))(q))
         assert JitStep(alone, (q,)).lowered(parse("h100:1")).axes == {"device": 1}
