@@ -526,3 +526,23 @@ def test_lower_without_devices_lowers_attention_for_a_mesh_that_has_none():
         other = jax.jit(jax.shard_map(lambda q: attend(2 * q), mesh=mesh, in_specs=rows, out_specs=rows))
         with pytest.raises(ValueError, match="require devices"):  # as before
             other.trace(q).lower(lowering_platforms=("cuda",))
+
+
+def test_assume_cudnn_is_for_one_thread_and_ends_with_the_last_context():
+    q = jax.ShapeDtypeStruct((2, 128, 4, 64), jnp.bfloat16)
+    first, second = jax_internals.assume_cudnn(), jax_internals.assume_cudnn()
+    with first, second:
+        others = []
+
+        def trace():
+            try:
+                jax.jit(lambda q: attend(3 * q)).trace(q)
+            except RuntimeError as error:
+                others.append(str(error))
+
+        thread = threading.Thread(target=trace)
+        thread.start()
+        thread.join()
+    assert len(others) == 1 and "cuDNN" in others[0]
+    with pytest.raises(RuntimeError, match="cuDNN"):
+        jax.jit(lambda q: attend(4 * q)).trace(q)

@@ -52,7 +52,7 @@ def programs(monkeypatch):
     """The programs that are compiled, of which only the inputs are measured."""
     found = []
 
-    def measure(lowered, topology, settings):
+    def measure(lowered, topology, settings, *_):
         found.append(lowered)
         return plan_of(topology.name, lowered.inputs.variables + lowered.inputs.state)
 
@@ -164,7 +164,7 @@ def test_options_that_the_strategy_or_the_step_cannot_have_are_named(programs):
 def test_a_variant_that_does_not_compile_leaves_the_others(programs, monkeypatch):
     measure = pool.compile_one
 
-    def refuse(lowered, topology, settings):
+    def refuse(lowered, topology, settings, *_):
         if lowered.inputs.variables < DIVIDED:
             raise PlanError("Compiling has taken longer than 60 s.\nand more")
         return measure(lowered, topology, settings)

@@ -426,16 +426,33 @@ def assume_cudnn() -> Iterator[None]:
     """Return a context in which JAX traces cuDNN's attention without cuDNN, for a program that is compiled elsewhere.
 
     JAX asks the library for its version when it traces `jax.nn.dot_product_attention(implementation="cudnn")`, and
-    documents no way to state it.
+    documents no way to state it. Other threads still ask the library: they may trace programs that run here.
     """
     from jax._src.cudnn import fused_attention_stablehlo as attention
 
-    check = attention.check_cudnn_version
-    attention.check_cudnn_version = lambda: 91000  # 9.10, as in the description of the planned GPUs
+    with _cudnn_lock:
+        check = attention.check_cudnn_version
+        if not hasattr(check, "_replicax_asks"):
+            attention.check_cudnn_version = _version_or(check)
+    before = getattr(_cudnn, "is_assumed", False)
+    _cudnn.is_assumed = True
     try:
         yield
     finally:
-        attention.check_cudnn_version = check
+        _cudnn.is_assumed = before
+
+
+_cudnn, _cudnn_lock = threading.local(), threading.Lock()
+
+
+def _version_or(check: Callable[[], int]) -> Callable[[], int]:
+    """Return a function that returns the version of the planned GPUs, 9.10, where it is assumed, or asks `check`."""
+
+    def version() -> int:
+        return 91000 if getattr(_cudnn, "is_assumed", False) else check()
+
+    version._replicax_asks = check  # type: ignore[attr-defined]
+    return version
 
 
 @contextlib.contextmanager

@@ -28,13 +28,17 @@ from replicax._plan.options import TIME_LIMIT
 VARIABLE = "REPLICAX_PLAN_PYTHON"
 AT_ONCE = 2  # XLA's compilers use several threads themselves
 _FRAME = re.compile(r"\s*@ |https?://symbolize")  # a line of the native stack that a failing compiler prints
-_running: set[subprocess.Popen[str]] = set()
+Processes = set[subprocess.Popen[str]]  # the compilers that run for one plan
 _MODULE = {"gpu": "jax_cuda12_plugin", "tpu": "libtpu"}
 _NEEDED = {"gpu": "jax, jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cuda-nvcc-cu12", "tpu": "jax[tpu]"}
 
 
-def compile_apart(lowered: Lowered, topology: Topology, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
+def compile_apart(
+    lowered: Lowered, topology: Topology, time_limit: float = TIME_LIMIT, processes: Processes | None = None
+) -> dict[str, Any]:
     """Compile a program for these devices in another process, and return the measurements.
+
+    While the process runs, it is in `processes`, so that `stop` can end it from another thread.
 
     Raises:
         PlanError: there is no Python for it, the process fails or takes longer than `time_limit` seconds, or the disk
@@ -42,7 +46,7 @@ def compile_apart(lowered: Lowered, topology: Topology, time_limit: float = TIME
     """
     try:
         with tempfile.TemporaryDirectory(prefix="replicax-plan-") as folder:
-            return _compile_in(lowered, topology, time_limit, Path(folder))
+            return _compile_in(Path(folder), lowered, topology, time_limit, set() if processes is None else processes)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -52,7 +56,9 @@ def compile_apart(lowered: Lowered, topology: Topology, time_limit: float = TIME
         ) from None
 
 
-def _compile_in(lowered: Lowered, topology: Topology, time_limit: float, folder: Path) -> dict[str, Any]:
+def _compile_in(
+    folder: Path, lowered: Lowered, topology: Topology, time_limit: float, processes: Processes
+) -> dict[str, Any]:
     command = [python_for(topology), compiler.__file__]
     # These are for the programs of this process and not for the compiler.
     ours = {"XLA_FLAGS", "REPLICAX_VIRTUAL_DEVICES", "JAX_NUM_CPU_DEVICES", "PYTHONPATH"}
@@ -61,7 +67,7 @@ def _compile_in(lowered: Lowered, topology: Topology, time_limit: float, folder:
     file = folder / "request.json"
     file.write_text(json.dumps(_request(lowered, topology)))
     try:
-        ended = _run([*command, str(file)], variables, time_limit)
+        ended = _run([*command, str(file)], variables, time_limit, processes)
     except subprocess.TimeoutExpired:
         raise PlanError(
             f"Compiling for {topology.name} has taken longer than {time_limit:g} s and was stopped. A program that "
@@ -87,8 +93,10 @@ def _compile_in(lowered: Lowered, topology: Topology, time_limit: float, folder:
     raise PlanError(f"The compiler for {topology.name}, {command[0]}, ended with status {ended.returncode}:{lines}")
 
 
-def _run(command: list[str], variables: dict[str, str], time_limit: float) -> subprocess.CompletedProcess[str]:
-    """Run a compiler; `stop_all` ends it from another thread.
+def _run(
+    command: list[str], variables: dict[str, str], time_limit: float, processes: Processes
+) -> subprocess.CompletedProcess[str]:
+    """Run a compiler, which is among the processes meanwhile.
 
     Raises:
         PlanError: the system does not run the command.
@@ -102,20 +110,20 @@ def _run(command: list[str], variables: dict[str, str], time_limit: float) -> su
     except OSError as error:
         raise PlanError(f"{command[0]} does not run: {error.strerror}. {VARIABLE} has to name a Python.") from None
     with process:
-        _running.add(process)
+        processes.add(process)
         try:
             said, errors = process.communicate(timeout=time_limit)
-        except subprocess.TimeoutExpired:
+        except BaseException:  # the time limit or the user's interrupt: nobody waits for it any more
             process.kill()
             raise
         finally:
-            _running.discard(process)
+            processes.discard(process)
     return subprocess.CompletedProcess(command, process.returncode, said, errors)
 
 
-def stop_all() -> None:
-    """Kill all compilers that run, since nobody waits for them any more."""
-    for process in list(_running):
+def stop(processes: Processes) -> None:
+    """Kill compilers, since nobody waits for them any more."""
+    for process in list(processes):
         process.kill()
 
 

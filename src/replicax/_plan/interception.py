@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from replicax._base import nest
+from replicax._base import jax_internals, nest
 from replicax._base.planning import PlanError
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import Leaf, Tree
@@ -107,7 +107,8 @@ class Planner:
     def call(self, function: Function, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
         """Plan the step and end the program; return zeros in place of the results of another function."""
         self._end_again()
-        step = Step(function, args, kwargs)
+        with jax_internals.assume_cudnn():  # in this thread, too
+            step = Step(function, args, kwargs)
         if self._is_step(step.name, step.assigns):
             self._plan(step, self._topologies)
         return nest.map_structure(_zeros, step.results)
@@ -115,7 +116,8 @@ class Planner:
     def call_jitted(self, function: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
         """Plan the step and end the program; run another function, or return zeros if its results are large."""
         self._end_again()
-        step = JitStep(function, args, kwargs)
+        with jax_internals.assume_cudnn():
+            step = JitStep(function, args, kwargs)
         if not self._is_step(step.name, step.gives_back):
             return step.zeros() if step.result_size > _LARGE else function(*args, **kwargs)
         # The mesh of the step has as many devices as the program sees.

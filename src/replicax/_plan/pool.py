@@ -31,10 +31,12 @@ class Settings:
     time_limit: float = TIME_LIMIT
 
 
-def compile_one(lowered: Lowered, topology: Topology, settings: Settings) -> TopologyPlan:
-    """Return the plan of a program for one topology."""
+def compile_one(
+    lowered: Lowered, topology: Topology, settings: Settings, processes: apart.Processes | None = None
+) -> TopologyPlan:
+    """Return the plan of a program for one topology; `processes` is that of `apart.compile_apart`."""
     lowered = arrange(lowered, settings.axes)
-    measured = apart.compile_apart(lowered, topology, settings.time_limit)
+    measured = apart.compile_apart(lowered, topology, settings.time_limit, processes)
     arranged = dataclasses.replace(topology, order=tuple(lowered.order or ()))
     return report(arranged, lowered.replicas, lowered.inputs, measured, layout(lowered, topology))
 
@@ -49,18 +51,21 @@ def compile_all(
         total: the number of programs that progress is shown of.
         settings: the settings of the plan.
     """
+    processes: apart.Processes = set()
     with (
         jax_internals.assume_cudnn(),
         progress(f"planning {name}", total=total, unit="programs") as bar,
         concurrent.futures.ThreadPoolExecutor(apart.AT_ONCE) as pool,
     ):
         try:
-            waiting = [pool.submit(compile_one, lowered, topology, settings) for lowered, topology in programs]
+            waiting = [
+                pool.submit(compile_one, lowered, topology, settings, processes) for lowered, topology in programs
+            ]
             for future in concurrent.futures.as_completed(waiting):
                 if future.exception() is None:
                     bar.advance()
         except BaseException:  # the user's interrupt among them: the pool would wait for the compilers
             pool.shutdown(wait=False, cancel_futures=True)
-            apart.stop_all()
+            apart.stop(processes)
             raise
     return waiting
