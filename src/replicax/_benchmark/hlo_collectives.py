@@ -47,14 +47,14 @@ class Collective:
         return self.bytes * self.times * {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
 
 
-def collectives(text: str, devices: int) -> list[Collective]:
+def collectives(program: str | Module, devices: int) -> list[Collective]:
     """Returns the collectives of a compiled program, in the order in which they start.
 
     Args:
-        text: the program, as `compiled.as_text()` gives it.
+        program: its text, as `compiled.as_text()` gives it, or its module.
         devices: how many devices it runs on.
     """
-    module = Module(text)
+    module = Module(program) if isinstance(program, str) else program
     return list(_with_called(module, module.entry, devices, 1))
 
 
@@ -113,7 +113,7 @@ def _of_called(module: Module, instructions: list[Instruction], place: int, devi
     own = [each for each in inside if each.opcode.removesuffix("-start") in KINDS]
     if not own:
         return []
-    targets = {_target(each) for each in inside}
+    targets = {each.target for each in inside}
     if one.opcode == "async-start":
         end = _place_of_done(instructions, place)
     elif "AsyncCollectiveStart" in targets:
@@ -127,11 +127,6 @@ def _of_called(module: Module, instructions: list[Instruction], place: int, devi
     ]
 
 
-def _target(instruction: Instruction) -> str:
-    found = re.search(r'custom_call_target="([^"]*)"', instruction.text)
-    return found[1] if found else ""
-
-
 def _chain(instruction: Instruction) -> str | None:
     found = re.search(r'chain_id="(\d+)"', instruction.text)
     return found[1] if found else None
@@ -141,7 +136,7 @@ def _end_of_chain(module: Module, instructions: list[Instruction], place: int) -
     """Returns the place of the fusion that ends the chain which one at this place starts."""
     for later in range(place + 1, len(instructions)):
         inside = module.computations.get(instructions[later].attribute("calls") or "", [])
-        if any(_target(x) == "AsyncCollectiveDone" for x in inside) and _follows(instructions, place, later):
+        if any(x.target == "AsyncCollectiveDone" for x in inside) and _follows(instructions, place, later):
             return later
     return place + 1
 
@@ -173,10 +168,9 @@ def _computes(between: list[Instruction]) -> bool:
 
 def _collective(one: Instruction, kind: str, shape: str, devices: int, overlaps: bool) -> Collective:
     groups, size = groups_of(one.text, devices), bytes_of(shape)
-    source = re.search(r'op_name="([^"]*)"', one.text)
     among = devices if kind == "collective-permute" else len(groups[0])
     whole = size * among if kind == "reduce-scatter" else size
-    return Collective(kind, whole, among, overlaps, 1, source[1] if source else "", arrays_of(shape), groups)
+    return Collective(kind, whole, among, overlaps, 1, one.operation, arrays_of(shape), groups)
 
 
 def groups_of(text: str, devices: int) -> tuple[tuple[int, ...], ...]:

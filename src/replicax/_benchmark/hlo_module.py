@@ -23,6 +23,18 @@ class Instruction:
         return found[1] if found else None
 
     @property
+    def target(self) -> str:
+        """The name of the function that a custom call runs; empty for other instructions."""
+        match = re.search(r'custom_call_target="([^"]*)"', self.text)
+        return match[1] if match else ""
+
+    @property
+    def operation(self) -> str:
+        """The operation of the user's program, such as "jit(step)/dot_general"; empty where the compiler names none."""
+        match = re.search(r'op_name="([^"]*)"', self.text)
+        return match[1] if match else ""
+
+    @property
     def operands(self) -> list[str]:
         inside = self.text[self.text.index(f" {self.opcode}(") + len(self.opcode) + 2 :]
         return re.findall(r"%([\w.\-]+)", inside[: closing(inside)])

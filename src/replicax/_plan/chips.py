@@ -119,15 +119,9 @@ class CudaDevice:
 
 @dataclass(frozen=True)
 class Gpu(Chip):
-    """A kind of NVIDIA GPU.
-
-    Args:
-        device: the facts for the compiler.
-        link: how the GPUs of a host are connected, "NVLink" or "PCIe".
-    """
+    """A kind of NVIDIA GPU; `device` has the facts for the compiler."""
 
     device: CudaDevice = CudaDevice((0, 0), 0, 0.0, 0)
-    link: str = "NVLink"
 
 
 GPUS_PER_HOST = 8  # the most GPUs of a usual host
@@ -156,12 +150,12 @@ CHIPS: dict[str, Chip] = {
         Gpu("a100-40gb", 42331013120, _RATES_OF_A100, 1555e9, 300e9, 25e9, f"{_NVIDIA}a100/", device=_A100),
         Gpu("a100-80gb", 85100068864, _RATES_OF_A100, 2039e9, 300e9, 25e9, f"{_NVIDIA}a100/", device=_A100),
         Gpu(
-            "a100-pcie", 85100068864, _RATES_OF_A100, 1935e9, 32e9, 2.5e9, f"{_NVIDIA}a100/", device=_A100, link="PCIe",
+            "a100-pcie", 85100068864, _RATES_OF_A100, 1935e9, 32e9, 2.5e9, f"{_NVIDIA}a100/", device=_A100,
         ),
         Gpu("h100", 84942979072, _RATES_OF_H100, 3352e9, 450e9, 50e9, f"{_NVIDIA}h100/", device=_H100),
         Gpu(
             "h100-pcie", 84942979072, _rates(51.2, 378, 756, 1513), 2039e9, 64e9, 5e9, f"{_NVIDIA}h100/",
-            device=CudaDevice((9, 0), 114, 1.755, 50 * _MIB), link="PCIe",
+            device=CudaDevice((9, 0), 114, 1.755, 50 * _MIB),
         ),
         Gpu("h200", 151397597184, _RATES_OF_H100, 4800e9, 450e9, 50e9, f"{_NVIDIA}h200/", device=_H100),
         Gpu(
@@ -170,15 +164,15 @@ CHIPS: dict[str, Chip] = {
         ),
         Gpu(
             "l4", 23654532000, _rates(30.3, 60.5, 121, 242.5), 300e9, 32e9, 1.5625e9, f"{_NVIDIA}l4/",
-            device=CudaDevice((8, 9), 58, 2.04, 48 * _MIB), link="PCIe",
+            device=CudaDevice((8, 9), 58, 2.04, 48 * _MIB),
         ),
         Gpu(
             "l40s", 47680000000, _rates(91.6, 183, 366.5, 733), 864e9, 32e9, 6.25e9, f"{_NVIDIA}l40s/",
-            device=CudaDevice((8, 9), 142, 2.52, 96 * _MIB), link="PCIe",
+            device=CudaDevice((8, 9), 142, 2.52, 96 * _MIB),
         ),
         Gpu(
             "rtx4090", 25380000000, _rates(82.6, 82.6, 165.2, 660.6), 1008e9, 32e9, 1.25e9, _ADA,
-            device=CudaDevice((8, 9), 128, 2.52, 72 * _MIB), link="PCIe",
+            device=CudaDevice((8, 9), 128, 2.52, 72 * _MIB),
         ),
         Tpu("v4", 32 * _GIB, {"bfloat16": 275e12}, 1228e9, 300e9, 0, f"{_TPU}v4", 2, (16, 16, 16)),
         Tpu("v5e", 16 * _GIB, {"bfloat16": 197e12}, 819e9, 200e9, 0, f"{_TPU}v5e", 1, (16, 16)),

@@ -99,7 +99,7 @@ def main(arguments: Sequence[str], name: str) -> int:
         largest_batch=given.largest_batch,
         command=[given.program, *given.arguments],
     )
-    devices = f"{first.platform.upper()}:{min(first.size, options.MOST_DEVICES)}"
+    devices = options.virtual_devices(first)
     variables = {**os.environ, "JAX_PLATFORMS": "cpu", "REPLICAX_VIRTUAL_DEVICES": devices}
     variables.pop("TF_CONFIG", None)  # the plan is made in one process
     variables = tensorflow_programs.environment(variables) if given.tf else variables

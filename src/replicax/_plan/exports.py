@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.extend.core as jex
 import numpy as np
 from jax import export
 from jax.sharding import NamedSharding
 
-from replicax._base import jax_internals
+from replicax._base import doc_pages, jax_internals
+from replicax._base.jaxprs import equations
 from replicax._base.planning import PlanError
 from replicax._base.types import Leaf, Tree
 from replicax._plan.chips import Topology
@@ -75,6 +77,17 @@ def export_program(
                 allowed.update({target: export.DisabledSafetyCheck.custom_call(target) for target in targets})
             else:
                 raise PlanError(_not_lowered(name, topology, text)) from error
+
+
+def refuse_callbacks(name: str, jaxpr: jex.ClosedJaxpr) -> None:
+    """Raise PlanError if a step calls Python while it runs: another process cannot compile such a program."""
+    for eqn in equations(jaxpr):
+        if jax_internals.callback_of(eqn) is not None:
+            raise PlanError(
+                f"{name} cannot be planned: it calls Python while it runs, by {eqn.primitive.name} in "
+                f"{jax_internals.users_line(eqn)}. Leave out what prints, asserts or calls back to plan the step. "
+                f"See {doc_pages.page('how-to/planning#what-cannot-be-planned')}."
+            )
 
 
 def _not_lowered(name: str, topology: Topology, error: str) -> str:

@@ -30,7 +30,7 @@ from replicax._plan import picture as drawing
 from replicax._plan.jit_steps import JitStep
 from replicax._plan.largest_batch import LargestBatch
 from replicax._plan.lowering import Step
-from replicax._plan.options import MOST_DEVICES, Options
+from replicax._plan.options import Options, virtual_devices
 from replicax._plan.pool import Settings
 from replicax._plan.report import TopologyPlan
 from replicax._plan.source_lines import is_users
@@ -247,8 +247,7 @@ def _plan_elsewhere(
         file = Path(folder, "plans")
         names = [topology.name for topology in topologies]
         further = replace(options, topologies=names, picture=None, result=str(file))
-        devices = f"{topologies[0].platform.upper()}:{min(topologies[0].size, MOST_DEVICES)}"
-        variables = {**os.environ, "REPLICAX_VIRTUAL_DEVICES": devices}
+        variables = {**os.environ, "REPLICAX_VIRTUAL_DEVICES": virtual_devices(topologies[0])}
         command = [sys.executable, "-m", "replicax._plan.program", json.dumps(asdict(further)), *options.command]
         ended = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, check=False)
         if ended.returncode or not file.exists():

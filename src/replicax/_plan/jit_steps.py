@@ -15,14 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from replicax._base import doc_pages
-from replicax._base.jax_internals import callback_of, users_line
 from replicax._base.jaxprs import equations
 from replicax._base.planning import PlanError
 from replicax._base.quantities import size
 from replicax._base.types import Leaf, Tree
 from replicax._plan.chips import Topology
-from replicax._plan.exports import Lowered, bytes_on_device, export_program, spec_of
+from replicax._plan.exports import Lowered, bytes_on_device, export_program, refuse_callbacks, spec_of
 from replicax._plan.report import Inputs
 
 _VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
@@ -59,7 +57,7 @@ class JitStep:
         self._places = [place for place, leaf in enumerate(leaves) if _is_array(leaf)]
         self._constants = leaves
         arrays = [leaves[place] for place in self._places]
-        self._jaxpr = jax.make_jaxpr(self._flat)(*map(_without_mesh_of_one, arrays))
+        self._jaxpr = jax.make_jaxpr(self._flat)(*(_spec(array, _sharding_of(array)) for array in arrays))
         calls = [eqn for eqn in self._jaxpr.eqns if "donated_invars" in eqn.params]
         self.donated = self._find_donated(calls)
         self._specs = self._with_shardings(arrays, calls)
@@ -71,7 +69,14 @@ class JitStep:
 
     @functools.cached_property
     def _mesh(self) -> Mesh | AbstractMesh | None:
-        return self._find_mesh()
+        """The mesh of the arrays, or of the shardings inside of the step; None if all have one device."""
+        of_arrays = [spec.sharding.mesh for spec in self._specs if isinstance(spec.sharding, NamedSharding)]
+        meshes = [mesh for mesh in of_arrays + self._inner_meshes if mesh.size > 1]
+        kinds = {(mesh.axis_names, mesh.axis_sizes): mesh for mesh in reversed(meshes)}
+        if len(kinds) > 1:
+            listed = " and ".join(str(dict(zip(names, sizes))) for names, sizes in kinds)
+            raise PlanError(f"{self.name} cannot be planned: its arrays are on {len(kinds)} meshes, {listed}. Use one.")
+        return meshes[0] if meshes else None
 
     @property
     def has_mesh(self) -> bool:
@@ -95,7 +100,7 @@ class JitStep:
             PlanError: the step calls Python while it runs, its arrays are on several meshes, or the mesh has another
                 number of devices.
         """
-        self._refuse_callbacks()
+        refuse_callbacks(self.name, self._jaxpr)
         axes = {"device": 1} if self._mesh is None else dict(zip(self._mesh.axis_names, self._mesh.axis_sizes))
         if self._mesh is not None and (devices := math.prod(axes.values())) != topology.size:
             listed = ", ".join(f"{name}={count}" for name, count in axes.items())
@@ -173,15 +178,6 @@ class JitStep:
         after = jax.tree.leaves((args, kwargs))
         return results + [new for new, old in zip(after, leaves) if new is not old and _is_array(new)]
 
-    def _refuse_callbacks(self) -> None:
-        for eqn in equations(self._jaxpr):
-            if callback_of(eqn) is not None:
-                raise PlanError(
-                    f"{self.name} cannot be planned: it calls Python while it runs, by {eqn.primitive.name} in "
-                    f"{users_line(eqn)}. Leave out what prints, asserts or calls back to plan the step. "
-                    f"See {doc_pages.page('how-to/planning#what-cannot-be-planned')}."
-                )
-
     def _find_donated(self, calls: Sequence[jex.JaxprEqn]) -> list[int]:
         """Return the numbers of the arrays that the compiled function takes over."""
         donated = {
@@ -202,22 +198,8 @@ class JitStep:
         }
         specs = []
         for array, variable in zip(arrays, self._jaxpr.jaxpr.invars):
-            placed = getattr(array, "sharding", None)
-            sharding = (
-                placed if isinstance(placed, NamedSharding) and placed.mesh.size > 1 else of_function.get(variable)
-            )
-            specs.append(_spec(array, sharding))
+            specs.append(_spec(array, _sharding_of(array) or of_function.get(variable)))
         return specs
-
-    def _find_mesh(self) -> Mesh | AbstractMesh | None:
-        """Return the mesh of the arrays, or of the shardings inside of the step; None if all have one device."""
-        of_arrays = [spec.sharding.mesh for spec in self._specs if isinstance(spec.sharding, NamedSharding)]
-        meshes = [mesh for mesh in of_arrays + self._inner_meshes if mesh.size > 1]
-        kinds = {(mesh.axis_names, mesh.axis_sizes): mesh for mesh in reversed(meshes)}
-        if len(kinds) > 1:
-            listed = " and ".join(str(dict(zip(names, sizes))) for names, sizes in kinds)
-            raise PlanError(f"{self.name} cannot be planned: its arrays are on {len(kinds)} meshes, {listed}. Use one.")
-        return meshes[0] if meshes else None
 
     def _returned_arguments(self) -> list[bool]:
         """Return for each argument with arrays of floats whether the results have new values for all its arrays."""
@@ -286,11 +268,10 @@ def _zeros(spec: jax.ShapeDtypeStruct) -> _Zeros:
     return zeros
 
 
-def _without_mesh_of_one(leaf: Leaf) -> jax.ShapeDtypeStruct:
-    """Return the shape of an array, without the devices that it is on here, unless a mesh has several."""
+def _sharding_of(leaf: Leaf) -> NamedSharding | None:
+    """Return how an array is split over the devices of a mesh; None if it is on one device."""
     sharding = getattr(leaf, "sharding", None)
-    named = isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
-    return _spec(leaf, sharding if named else None)
+    return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
 
 
 def _spec(leaf: Leaf, sharding: Any) -> jax.ShapeDtypeStruct:

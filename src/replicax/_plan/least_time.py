@@ -59,6 +59,7 @@ class Costs:
 
     def __init__(self, module: Module, platform: str):
         self._module, self._is_gpu = module, platform == "gpu"
+        self._costs: dict[tuple[str, str], Cost] = {}  # rounds of a loop ask again
         self._shapes = {
             name: {instruction.name: instruction.shape for instruction in body}
             for name, body in module.computations.items()
@@ -87,6 +88,11 @@ class Costs:
 
     def of(self, computation: str, instruction: Instruction) -> Cost:
         """Return the cost of an instruction, but for the computations that a loop, a call or a condition runs."""
+        if (key := (computation, instruction.name)) not in self._costs:
+            self._costs[key] = self._count(computation, instruction)
+        return self._costs[key]
+
+    def _count(self, computation: str, instruction: Instruction) -> Cost:
         if instruction.opcode == "copy-start":  # of TPUs, between their memory and the one beside the arithmetic
             return Cost(bytes=sum(arrays_in_memory(instruction.shape)[:2]))
         if instruction.opcode in _FREE or instruction.opcode.endswith(("-start", "-done")):
@@ -123,11 +129,11 @@ class Costs:
         if instruction.opcode not in ("dot", "convolution", "custom-call") or len(instruction.operands) < 2:
             return Counter()
         left, right = (shapes.get(operand, "") for operand in instruction.operands[:2])
-        if "__cudnn$fmha" in _target(instruction):
+        if "__cudnn$fmha" in instruction.target:
             return Counter({self._kind(instruction, left): 2 * _multiplications_of_attention(instruction, left)})
-        if instruction.opcode == "dot" or "matmul" in _target(instruction):
+        if instruction.opcode == "dot" or "matmul" in instruction.target:
             count = math.prod(dimensions(instruction.shape)) * _contraction_size(instruction, dimensions(left))
-        elif instruction.opcode == "convolution" or "$conv" in _target(instruction):
+        elif instruction.opcode == "convolution" or "$conv" in instruction.target:
             count = _multiplications_of_convolution(instruction, dimensions(left), dimensions(right))
         else:
             return Counter()
@@ -202,16 +208,9 @@ def _bytes(shape: str) -> int:
 def _without_workspace(instruction: Instruction) -> str:
     """Return the shape of the result of an instruction, without the workspace of a library's call."""
     match = (
-        _ARRAY.search(instruction.shape)
-        if instruction.opcode == "custom-call" and "$" in _target(instruction)
-        else None
+        _ARRAY.search(instruction.shape) if instruction.opcode == "custom-call" and "$" in instruction.target else None
     )
     return match[0] if match else instruction.shape
-
-
-def _target(instruction: Instruction) -> str:
-    match = re.search(r'custom_call_target="([^"]*)"', instruction.text)
-    return match[1] if match else ""
 
 
 def _number(instruction: Instruction) -> int | None:
@@ -264,7 +263,7 @@ def _multiplications_of_attention(instruction: Instruction, query: str) -> int:
     """
     pairs = re.search(r'"intermediate_tensor_shape": ?\{[^}]*?"dimensions": ?\[([^\]]*)\]', instruction.text)
     count = math.prod(int(size) for size in re.findall(r"\d+", pairs[1])) if pairs else 0
-    products = 5 if "Backward" in _target(instruction) else 2
+    products = 5 if "Backward" in instruction.target else 2
     whole = products * count * dimensions(query)[-1]
     return whole // 2 if '"CAUSAL"' in instruction.text else whole
 
@@ -272,7 +271,7 @@ def _multiplications_of_attention(instruction: Instruction, query: str) -> int:
 def _multiplications_of_convolution(instruction: Instruction, left: list[int], right: list[int]) -> int:
     """Return the multiplications of a convolution, without those of padding."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.text)
-    backward = re.search(r"convBackward(Input|Filter)", _target(instruction))
+    backward = re.search(r"convBackward(Input|Filter)", instruction.target)
     image, kernel, output = left, right, dimensions(instruction.shape)
     if backward:  # cuDNN names the dimensions of the convolution that it is the gradient of
         image, kernel, output = (output, right, left) if backward[1] == "Input" else (left, output, right)

@@ -47,7 +47,7 @@ def largest_buffers(module: Module, lines: SourceLines, number: int = 10) -> tup
     merged: dict[tuple[object, ...], Buffer] = {}
     for instruction, size in _Computation(module, module.entry, is_entry=True).peak():
         is_workspace = "custom_call_target" in instruction.text and size != arrays_in_memory(instruction.shape)[0]
-        kind = size, _operation(instruction), lines.line_of(instruction.text), is_workspace
+        kind = size, instruction.operation, lines.line_of(instruction.text), is_workspace
         first = merged.get(kind, Buffer(size, instruction.name, *kind[1:3], count=0, is_workspace=is_workspace))
         merged[kind] = replace(first, count=first.count + 1)
     return tuple(sorted(merged.values(), key=lambda buffer: -buffer.size * buffer.count)[:number])
@@ -140,8 +140,3 @@ class _Computation:
             for buffer in [buffer for buffer in live if self._last_use.get(buffer, place) <= place]:
                 del live[buffer]
         return best
-
-
-def _operation(instruction: Instruction) -> str:
-    match = re.search(r'op_name="([^"]*)"', instruction.text)
-    return match[1] if match else ""

@@ -13,14 +13,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.extend.core as jex
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 from jax.typing import DTypeLike
 
 from replicax._base import array_conversion, doc_pages, nest
-from replicax._base.jax_internals import callback_of, users_line
-from replicax._base.jaxprs import equations
 from replicax._base.planning import PlanError
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import Leaf, Tree
@@ -32,7 +29,7 @@ from replicax._engine.signature import ArgumentKey, CallSignature
 from replicax._engine.trace_function import Tracing
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._plan.chips import Topology
-from replicax._plan.exports import Lowered, bytes_on_device, export_program, spec_of
+from replicax._plan.exports import Lowered, bytes_on_device, export_program, refuse_callbacks, spec_of
 from replicax._plan.report import Inputs
 from replicax._tracing import context, frames
 from replicax._tracing.dataset_reads import DatasetRead, array_of
@@ -162,7 +159,7 @@ class Step:
         program = Program(self.name, tracing.level, jaxpr, call, tracing.reads, tracing.results)
         groups = program.arguments(call)
         tracing.close()
-        self._refuse_callbacks(jaxpr)
+        refuse_callbacks(self.name, jaxpr)
         exported = export_program(self.name, program.compiled, groups, topology, has_devices=self.mesh is None)
         flat = [leaf for group in groups for leaf in group]
         mesh = self.mesh
@@ -175,16 +172,6 @@ class Step:
             replicas,
             _inputs(program, [*groups[4], *groups[5]], replicas),
         )
-
-    def _refuse_callbacks(self, jaxpr: jex.ClosedJaxpr) -> None:
-        """Raise PlanError if the step calls Python while it runs: another process cannot compile such a program."""
-        for eqn in equations(jaxpr):
-            if callback_of(eqn) is not None:
-                raise PlanError(
-                    f"{self.name} cannot be planned: it calls Python while it runs, by {eqn.primitive.name} in "
-                    f"{users_line(eqn)}. Leave out what prints, asserts or calls back to plan the step. "
-                    f"See {doc_pages.page('how-to/planning#what-cannot-be-planned')}."
-                )
 
 
 class _PlannedCall(CallSignature):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from replicax._base.messages import received
 from replicax._base.planning import PlanError
+from replicax._plan.chips import Topology
 
 MOST_DEVICES = 256  # the most devices that a program sees: XLA has too few threads to run programs on more of a CPU
 TIME_LIMIT = 1800.0  # seconds for one compilation
@@ -21,6 +22,11 @@ def check_time_limit(seconds: object) -> float:
     if not (math.isfinite(number) and number > 0):
         raise PlanError(f"A time limit is a positive number of seconds, such as 600; got {received(seconds)}.")
     return number
+
+
+def virtual_devices(topology: Topology) -> str:
+    """Return the value of REPLICAX_VIRTUAL_DEVICES for a program that sees the devices of a topology."""
+    return f"{topology.platform.upper()}:{min(topology.size, MOST_DEVICES)}"
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ def report(
         code=sizes["code"],
     )
     module, lines = Module(text), SourceLines(text)
-    collectives = tuple(hlo_collectives.collectives(text, topology.size))
+    collectives = tuple(hlo_collectives.collectives(module, topology.size))
     costs = Costs(module, topology.platform)
     cost, once = costs.total(), costs.total(all_rounds=False)
     of_products = sum(cost.products.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -142,8 +141,7 @@ class _Scheduler:
         self.now = began + (self.now - began) * factor
 
     def _describe(self, event: Event, instruction: Instruction) -> Event:
-        operation = re.search(r'op_name="([^"]*)"', instruction.text)
-        return replace(event, operation=operation[1] if operation else "", line=self._lines.line_of(instruction.text))
+        return replace(event, operation=instruction.operation, line=self._lines.line_of(instruction.text))
 
 
 def _kind_of(instruction: Instruction, cost: Cost) -> tuple[str, float]:
