@@ -76,6 +76,64 @@ def test_another_version_is_refused_and_both_sides_say_which(run_python, kind):
     assert "was refused: ps 0 (" in done.stderr and f"{SHOWN[kind]} 0.0.1" in done.stderr
 
 
+def test_connection_to_another_task_of_the_cluster_is_refused(run_well):
+    """All tasks share a certificate: a swapped address or a redirected connection would mix up their variables."""
+    run_well(
+        """
+        from tasks import echo, raised, task
+        with task({"echo": echo}, name="ps 1") as other, task({"echo": echo}, name="a server of functions") as free:
+            from replicax._transport.errors import Refused
+            from replicax._transport.peer import connect
+            wrong = connect(other.address, task="ps 0")
+            for call in (lambda: wrong.call("echo"), lambda: wrong.wait_until_ready(60)):
+                error = raised(call)
+                assert isinstance(error, Refused) and "is 'ps 1', expected 'ps 0'. Compare" in str(error), error
+            wrong.close()
+            for address, expected in ((other.address, "ps 1"), (other.address, None), (free.address, "ps 0")):
+                peer = connect(address, task=expected)
+                assert peer.call("echo", {"a": 1}) == ({"a": 1}, [])
+                peer.close()
+        """,
+        env=ENVIRONMENT,
+    )
+
+
+def test_peers_speak_tls_13_and_lanes_nothing_older(run_well):
+    """A client that has the secret may choose TLS 1.2 at gRPC's port: gRPC has no setting for the oldest version."""
+    run_well(
+        """
+        import os, ssl, socket, tempfile
+        from tasks import SECRET, echo, raised, task
+        with task({"echo": echo}) as other:
+            from replicax._job.channel import parse
+            from replicax._transport.peer import connect
+            from replicax._transport.secret import identity
+            peer = connect(other.address)
+            host, port = parse(other.address)
+            lanes = peer.wait_until_ready(60)["port"]
+            key, certificate = identity(SECRET.encode())
+            def version_with(number, newest):
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                context.check_hostname = False
+                context.load_verify_locations(cadata=certificate.decode())
+                context.maximum_version = newest
+                context.set_alpn_protocols(["h2"])
+                with tempfile.NamedTemporaryFile() as file:
+                    file.write(key + certificate)
+                    file.flush()
+                    context.load_cert_chain(file.name)
+                with socket.create_connection((host, number), timeout=10) as connection:
+                    with context.wrap_socket(connection) as tls:
+                        return tls.version()
+            for number in (port, lanes):
+                assert version_with(number, ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
+            assert isinstance(raised(lambda: version_with(lanes, ssl.TLSVersion.TLSv1_2)), ssl.SSLError)
+            peer.close()
+        """,
+        env=ENVIRONMENT,
+    )
+
+
 @pytest.mark.parametrize("which", ["the task's port", "the port of its lanes"])
 def test_rubbish_at_a_port_is_ignored(run_python, which):
     done = run_python(

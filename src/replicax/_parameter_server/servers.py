@@ -49,7 +49,9 @@ class Servers:
 
     def __init__(self, addresses: Sequence[str], job: Sequence[str], owner: str, insists: bool = False):
         self._insists = insists
-        self._peers: list[Peer] = [connect(address, job=job) for address in addresses]
+        self._peers: list[Peer] = [
+            connect(address, job=job, task=f"ps {number}") for number, address in enumerate(addresses)
+        ]
         self._owner = owner
         self._pool = concurrent.futures.ThreadPoolExecutor(len(addresses), "replicax-ps")
         self._dead: deque[Place] = deque()  # leaves of variables that are no more

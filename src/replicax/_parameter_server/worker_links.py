@@ -100,7 +100,7 @@ class WorkerLink:
     def __init__(self, cluster: Cluster, queue: ClosureQueue, planner: Planner, index: int):
         self.running = 0
         self._cluster, self._queue, self._planner, self._index = cluster, queue, planner, index
-        self._peer: Peer = connect(cluster.worker_addresses[index], job=cluster.addresses)
+        self._peer: Peer = connect(cluster.worker_addresses[index], job=cluster.addresses, task=f"worker {index}")
         self._is_local = local_service(self._peer.address) is not None
         self._session: _Session | None = None
         self._closed = threading.Event()

@@ -24,7 +24,7 @@ class TimedOut(DeadlineExceededError):
 
 
 class Refused(JobError):
-    """The other task does not take calls of this one: another secret, or another version of replicax, JAX or Python."""
+    """The connection was refused: another secret, another version of replicax, JAX or Python, or another task."""
 
 
 class NotSent(RuntimeError):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+from collections.abc import Mapping
 from typing import Any
 
 from replicax._job.channel import parse
 from replicax._transport.errors import Refused, Unreachable
 from replicax._transport.secret import SECRET, SECRET_FILE
 
+_TASK = re.compile(r"(ps|worker|chief|evaluator) \d+")  # a task of a cluster; other servers may have any name
 _SAME = f"All tasks of a job have the same {SECRET} or {SECRET_FILE}."
 
 
@@ -48,6 +50,17 @@ def _no_connection(details: str, address: str, where: str, secret: bytes | None)
     why = details.rpartition("last error: ")[2]
     why = re.sub(r"^([A-Z]+: )?(ipv[46]:\S+: )?", "", why).rstrip(".")
     return Unreachable(f"The task at {where} is gone or does not answer: {why}.")
+
+
+def another_task(greeting: Mapping[str, Any], expected: str | None, address: str) -> str:
+    """Return a message if a greeting comes from another task of the cluster than the expected one; else `""`."""
+    task = greeting.get("name") or ""
+    if expected is None or task == expected or not _TASK.fullmatch(task):
+        return ""
+    return (
+        f"The task at {address} is {task!r}, expected {expected!r}. Compare the addresses of the cluster with the "
+        "TF_CONFIG of the task that listens there, and check where the network forwards its port."
+    )
 
 
 def speaks_tls(address: str) -> bool:

@@ -23,7 +23,7 @@ from replicax._job.channel import parse
 from replicax._transport import grpc_settings
 from replicax._transport.direct import DirectLane
 from replicax._transport.errors import Refused, TimedOut, Unreachable, recalled
-from replicax._transport.failures import failure
+from replicax._transport.failures import another_task, failure
 from replicax._transport.handlers import Answer, Caller, Request, handle
 from replicax._transport.lanes import Lane, Lanes, limited
 from replicax._transport.secret import job_secret
@@ -33,17 +33,19 @@ from replicax._transport.wire import Bytes, Message, parsed
 OnLost = Callable[[Exception], None]
 
 
-def connect(address: str, *, job: Sequence[str] = ()) -> Peer:
-    """Returns the peer at an address, at once: it connects when it is first called.
+def connect(address: str, *, job: Sequence[str] = (), task: str | None = None) -> Peer:
+    """Return the peer at an address. It connects at its first call.
 
     Args:
         address: `"host:port"` of the other task.
         job: the addresses of all tasks, from which `job_secret` sees whether a secret is needed.
+        task: the task that should be there, such as `"ps 1"`. A connection to another task of the cluster is refused:
+            all tasks have the same certificate, so TLS alone does not tell them apart.
 
     Raises:
         JobError: there is no secret where one is needed.
     """
-    return Peer(address, job)
+    return Peer(address, job, task)
 
 
 class Watch:
@@ -301,9 +303,9 @@ class Peer:
         address: the task's address.
     """
 
-    def __init__(self, address: str, job: Sequence[str]):
+    def __init__(self, address: str, job: Sequence[str], task: str | None = None):
         self.address = address
-        self._job = tuple(job)
+        self._job, self._task = tuple(job), task
         self._link: _Link | None = None
         self._channels: _Channels | None = None
         self._counts = _Counts()
@@ -402,7 +404,11 @@ class Peer:
         if self._channels is None:
             self._channels = _Channels(self.address, self._secret)
         try:
-            return _RemoteLink(self._channels, self._counts, timeout, wait)
+            link = _RemoteLink(self._channels, self._counts, timeout, wait)
+            if wrong := another_task(link.greeting, self._task, self.address):
+                link.close()
+                raise Refused(wrong)
+            return link
         except Refused:  # else gRPC tries again and again by itself
             self._channels.greetings.close()
             self._channels = None
