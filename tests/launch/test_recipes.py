@@ -1,4 +1,4 @@
-"""The recipes for Slurm, Kubernetes and Ray: they are well-formed, and what can run without those systems does."""
+"""The recipes for Slurm, Kubernetes, Ray, SkyPilot and CI: well-formed, and what runs without those systems does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,68 @@ def test_the_ray_script_compiles_and_imports_ray_alone():
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in names} - sys.stdlib_module_names == {"ray"}
+
+
+@needs_bash
+@pytest.mark.parametrize("rank", [0, 1])
+def test_skypilot_starts_one_launcher_on_each_machine_with_the_first_as_coordinator(rank, tmp_path):
+    spec = yaml.safe_load((RECIPES / "skypilot.yaml").read_text(encoding="utf-8"))
+    fake(tmp_path, "replicax", 'echo "$*"')
+    env = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SKYPILOT_NUM_NODES": str(spec["num_nodes"]),
+        "SKYPILOT_NODE_RANK": str(rank),
+        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+        "SKYPILOT_TASK_ID": "sky-1",
+    }
+    done = subprocess.run([BASH, "-c", spec["run"]], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    where = f"--workers 2 --worker-rank {rank} --coordinator 10.0.0.1:4000 --job-id sky-1"
+    assert done.stdout.strip() == f"launch {where} train.py --checkpoints /checkpoints"
+    from replicax.launch._cli import parser
+
+    known = parser("replicax launch").parse_args(done.stdout.split()[1:])
+    assert (known.workers, known.first, known.coordinator) == (2, rank, ("10.0.0.1", 4000))
+
+
+def test_the_recipes_install_extras_that_there_are():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for name in ("Dockerfile", "skypilot.yaml"):
+        (named,) = re.findall(r"replicax-\*\.whl\)\[(.*?)\]", (RECIPES / name).read_text(encoding="utf-8"))
+        assert set(named.split(",")) <= set(extras), name
+
+
+TRAIN = """
+import jax.numpy as jnp, optax, sys
+import replicax as rx
+
+strategy = rx.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    w = rx.Variable(jnp.zeros(()))
+    optimizer = rx.Optimizer(optax.sgd(0.1), w)
+
+@rx.function
+def step():
+    strategy.run(lambda: optimizer.apply_gradients(w - 3.0))
+
+for _ in range(int(sys.argv[sys.argv.index("--steps") + 1])):
+    step()
+print(strategy.num_replicas_in_sync, "replicas")
+"""
+
+
+@needs_bash
+@pytest.mark.thorough
+def test_the_commands_of_the_ci_job_run_a_loop_on_virtual_devices_and_in_two_workers(tmp_path):
+    steps = yaml.safe_load((RECIPES / "ci.yaml").read_text(encoding="utf-8"))["jobs"]["loop"]["steps"]
+    (tmp_path / "train.py").write_text(TRAIN)
+    ours = ("JAX_", "XLA_", "REPLICAX_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    commands = "set -e\n" + "\n".join(step["run"] for step in steps if "run" in step and step["name"] != "Install")
+    done = subprocess.run([BASH, "-c", commands], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"(\d) replicas", done.stdout) == ["1", "4", "2", "2"]
 
 
 def test_the_page_names_files_and_options_that_there_are():
