@@ -10,7 +10,7 @@ SHELL := /bin/bash
 # The interpreters. The oldest supported JAX runs on the oldest supported Python, the newest on the newest.
 PYTHON ?= python3
 ifndef PYTHON_NEWEST
-PYTHON_NEWEST := $(shell sh scripts/newest_python.sh 3.13)
+PYTHON_NEWEST := $(shell sh scripts/newest_python.sh 3.14 3.13)
 endif
 PYTHON_TENSORFLOW ?= $(PYTHON)
 JAX_OLDEST ?= jax==0.10.2
@@ -112,7 +112,7 @@ else
 	@echo "Python $(VERSION) ($(PYTHON)) tests the newest JAX there is for it."
 endif
 ifeq ($(VERSION_NEWEST),)
-	@echo "There is no Python 3.13 here: the newest JAX is not tested on it. Name one with PYTHON_NEWEST=..."
+	@echo "There is no Python 3.14 or 3.13 here: the newest JAX is not tested on it. Name one with PYTHON_NEWEST=..."
 else ifeq ($(VERSION_NEWEST),$(VERSION))
 	@echo "That is the newest Python here too, so make check runs the tests twice with it: without and with all optimizations."
 else
@@ -166,7 +166,7 @@ OF_THE_OLDEST := job cluster commands launch transport rpc benchmark test_layers
     $(patsubst %,conformance/test_%.py,multi_worker_suite examples exact_resume) \
     $(patsubst %,plan/test_%.py,abstract_variables tpu_compiler gpu_compiler)
 WITH_THE_NEWEST := $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(NEWEST),$(TEST))
-test-newest: $(WITH_THE_NEWEST)/.installed  ## run the tests with the newest JAX, if there is Python 3.13, and all optimizations
+test-newest: $(WITH_THE_NEWEST)/.installed  ## run the tests with the newest JAX, if there is Python 3.14 or 3.13, and all optimizations
 	@$(WITH_THE_NEWEST)/bin/python $(SAY_VERSIONS)
 	@$(call SAY_EXPECTED,22)
 	REPLICAX_TEST_STRATEGIES=2 $(WITH_THE_NEWEST)/bin/python $(PYTEST) --numbers \

@@ -254,7 +254,7 @@ def test_the_pythons_that_are_tested_are_those_that_the_package_declares():
     matrix = JOBS["test.yml", "test"]["strategy"]["matrix"]
     assert matrix["python"] == declared and PROJECT["requires-python"] == f">={declared[0]}"
     assert {name.partition("-")[0] for name in matrix["os"]} == {"ubuntu", "macos"}
-    assert f"scripts/newest_python.sh {declared[-1]})" in MAKEFILE
+    assert f"scripts/newest_python.sh {declared[-1]} {declared[-2]})" in MAKEFILE
     both = {content for step in STEPS if (content := str(step.get("with", {}).get("python-version"))).count("\n")}
     assert {tuple(sorted(content.split())) for content in both} == {(declared[0], declared[-1])}
 
