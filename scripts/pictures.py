@@ -1,7 +1,7 @@
 """Draws pictures of the README and of the documentation, in docs/images.
 
     python scripts/pictures.py              # all of them
-    python scripts/pictures.py idea parts   # some
+    python scripts/pictures.py idea launch  # some
     python scripts/pictures.py --record     # plan the step of the timeline anew, with XLA's compiler for GPUs
 
 `python benchmarks/report.py --redraw` draws those of measurements.
@@ -17,13 +17,14 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from diagrams import DIAGRAMS
 
 import replicax as rx
 from replicax._base.drawing import HUES, Circle, Drawing, Line, Rect, Shape, Text
@@ -139,36 +140,6 @@ def devices() -> Drawing:
     return drawing
 
 
-def parts() -> Drawing:
-    """Four replicas: each keeps a part of each matrix, and gathers the one that is used."""
-    drawing = Drawing(
-        "Variables in parts",
-        "Four replicas each keep a quarter of the matrices W1, W2 and W3. W2 is being used: every replica has gathered "
-        "all four quarters of it.",
-        760,
-        310,
-    )
-    for i, name in enumerate(("W1", "W2", "W3")):
-        drawing.add(Text(58, 88 + 60 * i, name, 13, "end", bold=True, mono=True))
-    for replica in range(4):
-        x = 80 + 168 * replica
-        drawing.add(Rect(x, 20, 156, 215, fill="card", stroke="faint", radius=8))
-        drawing.add(Text(x + 78, 42, f"replica {replica}", 14, "middle", bold=True))
-        for row in range(3):
-            y, start, used = 64 + 60 * row, x + 22, row == 1
-            drawing.add(Rect(start, y, 112, 40, fill="page"))
-            for part, hue in enumerate(HUES[:4]):
-                if used and part != replica:
-                    drawing.add(Rect(start + 28 * part + 3, y + 3, 22, 34, stroke=hue, dashed=True))
-                elif part == replica:
-                    drawing.add(Rect(start + 28 * part, y, 28, 40, fill=hue))
-            drawing.add(Rect(start, y, 112, 40, stroke="edge"))
-    kept = "Each replica keeps a quarter of each matrix, of its gradient and of its optimizer’s state."
-    used = "Where W2 is used it is gathered (dashed) and freed again; its gradient is reduced and scattered."
-    drawing.add(Text(404, 262, kept, 13, "middle"), Text(404, 284, used, 13, "middle", "muted"))
-    return drawing
-
-
 def digits() -> None:
     """Runs the demo, whose picture shows what it has learned."""
     with tempfile.TemporaryDirectory() as folder:
@@ -273,13 +244,13 @@ def train_step() -> None:
         (IMAGES / "train_step.svg").write_text(picture, encoding="utf-8")
 
 
-DRAWINGS = {
+DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "idea": idea,
     "devices": devices,
-    "parts": parts,
     "benchmark": benchmark,
     "plan": plan,
     "timeline": timeline,
+    **DIAGRAMS,
 }
 PROGRAMS = {"train_step": train_step, "digits": digits}
 

@@ -192,8 +192,9 @@ def test_empty_parts_are_outlined():
     assert sum(each.get("stroke-dasharray") is not None for each in root_of(placement).iter(f"{SVG}rect")) == 2
 
 
-def test_drawings_of_the_documentation_are_those_that_the_script_makes():
+def test_drawings_of_the_documentation_are_those_that_the_script_makes(monkeypatch):
     root = Path(__file__).parents[2]
+    monkeypatch.syspath_prepend(root / "scripts")  # the script imports the module beside it
     spec = importlib.util.spec_from_file_location("pictures_of_documentation", root / "scripts" / "pictures.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
