@@ -62,6 +62,11 @@ class Diagram(Drawing):
             else:
                 self.add(*(Rect(left, y, wide, size, stroke="edge", dashed=True) for left, wide in spans))
 
+    def grid(self, x: float, y: float, hues: Sequence[str], columns: int, size: float) -> None:
+        """Draw a matrix, with a colour for each of its rows."""
+        spans = [(x + i * size + 0.5, size - 1) for i in range(columns)]
+        self.add(*(Bars(y + i * size + 0.5, size - 1, spans, hue) for i, hue in enumerate(hues)))
+
     def arrow(self, *points: tuple[float, float], hue: str = "edge", dashed: bool = False) -> None:
         """Draw an arrow through points."""
         self.add(Line(points, hue, 1.5, arrow=True, dashed=dashed))
@@ -615,15 +620,60 @@ def keras(drawing: Diagram) -> None:
 
 
 @diagram
-def tensorflow(drawing: Diagram) -> None:
-    """A TensorFlow program on JAX."""
-    stack(
-        drawing,
-        [
-            ("your program", "tf.distribute, tf.keras, tf.data, tf.function"),
-            ("replicax.tf", "TensorFlow's names; check-tf lists the missing"),
-            ("replicax and Keras 3", "strategies, datasets, checkpoints; models"),
-            ("JAX and XLA", "CPU, GPU, TPU; no TensorFlow"),
-        ],
-        ["replicax run-tf train.py, or a changed import", "the same calls, under other names", "compiled functions"],
-    )
+def devices(drawing: Diagram) -> None:
+    """Two replicas of two devices each."""
+    for replica in range(2):
+        left = 4 + 220.0 * replica
+        drawing.box(left, 8, 212, 150, f"replica {replica}", top=True, bold=True)
+        drawing.text(left + 106, 148, "axis \u201cmodel\u201d", fill="muted")
+        for part in range(2):
+            x = left + 8 + 100 * part
+            drawing.box(x, 34, 96, 96, f"GPU {2 * replica + part}", top=True, fill="page")
+            drawing.add(Bars(60, 60, [(x + 14 + 34 * part, 34)], HUES[part]))
+            drawing.add(Rect(x + 14, 60, 68, 60, stroke="edge"))
+    for part in range(2):
+        y, first = 176 + 16.0 * part, 60 + 100.0 * part
+        drawing.add(Line([(first, y), (first + 220, y)], HUES[part], 3))
+        drawing.add(*(Circle(x, y, 5, HUES[part]) for x in (first, first + 220)))
+    drawing.text(220, 222, "axis \u201creplica\u201d: gradients of equal halves are summed", fill="muted")
+
+
+@diagram
+def security(drawing: Diagram) -> None:
+    """Who can do what at which connection."""
+    for y, title, names, hue, rows in (
+        (
+            8.0,
+            "Parameter servers: TLS with the job's secret",
+            ("coordinator", "worker 0", "ps 0"),
+            "green",
+            (
+                "is refused before anything is parsed",
+                "sees sizes and times of messages",
+                "can cut a connection, no more",
+            ),
+        ),
+        (
+            190.0,
+            "Start, reports, collectives: plain connections",
+            ("worker 0", "worker 1", "worker 2"),
+            "orange",
+            ("can end the job", "reads gradients, addresses, errors", "can change gradients, end the job"),
+        ),
+    ):
+        drawing.box(4, y, 432, 92, title, top=True, bold=True)
+        for i, name in enumerate(names):
+            x = 76 + 144.0 * i
+            drawing.box(x - 48, y + 42, 96, 32, name, fill="page", stroke="edge")
+            if i < 2:
+                drawing.add(Line([(x + 50, y + 58), (x + 94, y + 58)], hue, 3))
+                if hue == "green":  # a lock
+                    drawing.add(Rect(x + 64, y + 48, 16, 20, fill="card"))
+                    drawing.add(Line([(x + 68, y + 56), (x + 68, y + 49), (x + 76, y + 49), (x + 76, y + 56)], hue, 2))
+                    drawing.add(Rect(x + 64, y + 55, 16, 12, fill=hue, radius=2))
+        for i, (who, what) in enumerate(zip(("a stranger", "a listener", "in between"), rows)):
+            drawing.add(Circle(16, y + 112 + 22 * i, 5, "red"))
+            drawing.label(28, y + 117 + 22 * i, who, "ink", bold=True)
+            drawing.label(122, y + 117 + 22 * i, what, "ink")
+    drawing.add(Rect(10, 222, 420, 52, stroke="orange", radius=6, dashed=True))
+    drawing.label(8, 377, "A private network (dashed) keeps all three out.")
