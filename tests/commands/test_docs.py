@@ -16,7 +16,7 @@ def test_without_a_page_all_pages_are_listed_with_their_titles(capsys):
         path.relative_to(doc_pages.folder()).with_suffix("").as_posix() for path in doc_pages.folder().rglob("*.md")
     }
     assert set(listed) == pages
-    assert listed["how-to/launch"] == "Launching workers"
+    assert listed["how-to/launch"] == "Launch multi-worker jobs"
 
 
 @pytest.mark.parametrize("name", ["how-to/launch", "launch", "how-to/launch.md", "how-to/launch.html"])
