@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jupytext
@@ -30,6 +31,7 @@ SITE = ROOT / "build" / "site"
 
 # Files outside of docs/ that are pages of the site.
 PAGES = {
+    "benchmarks/RESULTS.md": "project/benchmark-results.md",
     "CHANGELOG.md": "project/changelog.md",
     "CODE_OF_CONDUCT.md": "project/code-of-conduct.md",
     "CONTRIBUTING.md": "project/contributing.md",
@@ -50,6 +52,9 @@ LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".
 # What the first page has in the place of the README's introduction.
 INTRODUCTION = "<!-- README.md, from its second paragraph to its first heading -->"
 LINK = re.compile(r"\]\(([^()\s]+)\)")
+TITLE = re.compile(r"^# .*$", re.MULTILINE)
+# Page -> words that find it in the search, beside those of its title.
+KEYWORDS: dict[str, list[str]] = tomllib.loads((Path(__file__).parent / "keywords.toml").read_text(encoding="utf-8"))
 
 
 def stage() -> None:
@@ -73,6 +78,7 @@ def stage() -> None:
             text += navigation(text, place)
         if "\nkernelspec:" in text[:200]:
             text = with_notebook(text, target)
+        text = with_keywords(text, KEYWORDS.get(place.with_suffix("").as_posix(), []))
         target.write_text(text, encoding="utf-8")
     for path, place in shown.items():
         show(path, STAGED / place)
@@ -131,7 +137,17 @@ def with_notebook(text: str, page: Path) -> str:
     notebook = page.with_suffix(".ipynb")
     jupytext.write(jupytext.reads(text, "md:myst"), notebook)
     link = f"{{download}}`This tutorial as a notebook <{notebook.name}>`"
-    return re.sub(r"^(# .*)$", lambda title: f"{title[1]}\n\n{link}", text, count=1, flags=re.MULTILINE)
+    return TITLE.sub(lambda title: f"{title[0]}\n\n{link}", text, count=1)
+
+
+def with_keywords(text: str, keywords: list[str]) -> str:
+    """Return a page with main entries in the index for its keywords, which the search puts first.
+
+    >>> with_keywords("# Title\\n\\nText.", ["a word", "another"])
+    '# Title\\n\\n```{index} ! a word, ! another\\n```\\n\\nText.'
+    """
+    entries = ", ".join(f"! {word}" for word in keywords)
+    return TITLE.sub(lambda title: f"{title[0]}\n\n```{{index}} {entries}\n```", text, count=1) if keywords else text
 
 
 def show(path: Path, target: Path) -> None:

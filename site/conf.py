@@ -60,6 +60,7 @@ templates_path = ["templates"]
 html_css_files = ["site.css"]
 html_js_files = ["versions.js", "accessible.js"]
 html_favicon = "static/icon.svg"
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {
