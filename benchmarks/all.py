@@ -1,4 +1,4 @@
-"""Runs the benchmarks of docs/explanation/performance.md one after the other, and writes all numbers into one file.
+"""Runs the benchmarks of benchmarks/RESULTS.md one after the other, and writes all numbers into one file.
 
     python benchmarks/all.py --json results.json --tensorflow PYTHON    # some 20 minutes; nothing else should run
     python benchmarks/report.py results.json                            # the tables and pictures of the page

@@ -1,4 +1,4 @@
-"""Measure what the comparison of the workers' mirrored variables adds to a save; the bar is 1 %.
+"""Measure what the comparison of the workers' mirrored variables adds to a save; the target is 1 %.
 
     replicax launch --workers 2 benchmarks/checkpoint_digest.py [MEGABYTES]
 

@@ -5,7 +5,7 @@
 
 The MLP of step.py over 12,800 rows in memory, shuffled anew in each epoch, in global batches of 64: 200 steps. What
 counts is what comes with each: taking the rows, moving them to the devices, the call. All sides take turns, round by
-round; a round is some epochs, each awaited at its end. `docs/explanation/performance.md` says what each contender does.
+round; a round is some epochs, each awaited at its end. `benchmarks/RESULTS.md` says what each contender does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import statistics
 import sys
 from typing import Any
 
-from sides import Bar, Side, Table, best, finish, numbers, parsed, parser, ratio, take_turns
+from sides import Side, Table, Target, best, finish, numbers, parsed, parser, ratio, take_turns
 from training import BY_HAND, STEPS, THREADED
 
 OURS = ["replicax", "next", "several", "loop"]
@@ -73,15 +73,15 @@ def tables(found: dict[str, Any]) -> dict[str, Table]:
     return {"epoch": (f"An epoch of {STEPS} steps", head, rows)}
 
 
-def bars(found: dict[str, Any]) -> list[Bar]:
+def targets(found: dict[str, Any]) -> list[Target]:
     hand, theirs = {}, {}
     for r in found["epochs"]:
         ours = best(r["rounds"], OURS)
         hand[f"{r['replicas']} replicas"] = ratio(r["rounds"], ours, best(r["rounds"], [BY_HAND, THREADED]))
         theirs[f"{r['replicas']} replicas"] = ratio(r["rounds"], ours, best(r["rounds"], THEIRS))
     return [
-        Bar("dispatch-bound epoch against a loop by hand", 0.5, hand),
-        Bar("dispatch-bound epoch against TensorFlow's MirroredStrategy", 0.15, theirs),
+        Target("dispatch-bound epoch against a loop by hand", 0.5, hand),
+        Target("dispatch-bound epoch against TensorFlow's MirroredStrategy", 0.15, theirs),
     ]
 
 
@@ -91,7 +91,7 @@ def main() -> None:
     made.add_argument("--steps-per-call", type=int, metavar="K", default=32)
     options = parsed(made)
     found = compare(options)
-    finish(options, "cpu", ("jax", "optax", "numpy"), found, tables(found), bars(found))
+    finish(options, "cpu", ("jax", "optax", "numpy"), found, tables(found), targets(found))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import statistics
 import sys
 from typing import Any
 
-from sides import TORCH, Bar, Side, Table, finish, names, own_python_with, parsed, parser, ratio, take_turns
+from sides import TORCH, Side, Table, Target, finish, names, own_python_with, parsed, parser, ratio, take_turns
 
 BY_HAND = "by hand"
 OURS = ["OneDevice", "Mirrored", "CentralStorage"]
@@ -61,15 +61,15 @@ def tables(found: dict[str, Any]) -> dict[str, Table]:
     return {"gpu": (f"A step on {found['gpu'][0]['device']}, {found['date']}", head, rows)}
 
 
-def bars(found: dict[str, Any]) -> list[Bar]:
+def targets(found: dict[str, Any]) -> list[Target]:
     if not found["on_gpu"]:
-        return [Bar("GPU step against JAX by hand", 1.02, {})]
+        return [Target("GPU step against JAX by hand", 1.02, {})]
     seen = {
         f"{r['model']}, {name}": ratio(r["rounds"], name, BY_HAND)
         for r in found["gpu"]
         for name in ("OneDevice", "Mirrored")  # CentralStorage moves its variables between GPU and host
     }
-    return [Bar("GPU step against JAX by hand", 1.02, seen)]
+    return [Target("GPU step against JAX by hand", 1.02, seen)]
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def main() -> None:
     results = [measure(model, options, versions) for model in options.models]
     today = datetime.date.today().isoformat()
     found = {"gpu": results, "date": today, "on_gpu": options.device == "gpu", "versions": versions}
-    finish(options, options.device, ("jax", "optax", "numpy"), found, tables(found), bars(found))
+    finish(options, options.device, ("jax", "optax", "numpy"), found, tables(found), targets(found))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sides import Bar, Table, finish, names, parsed, parser
+from sides import Table, Target, finish, names, parsed, parser
 
 REPLICAX = "replicax"
 TOPOLOGIES = ["h100:8", "h100:2x8"]
@@ -109,7 +109,7 @@ def best(of: dict[str, dict[str, Any]]) -> str:
     return min(forms, key=lambda name: (round(of[name]["exposed"] / 1e5), of[name]["temporaries"]))
 
 
-def bars(results: dict[str, Any]) -> list[Bar]:
+def targets(results: dict[str, Any]) -> list[Target]:
     memory, exposed = {}, {}
     for r in results["gpu steps"]:
         case, ours, hand = f"{r['model']}, {r['topology']}, {r['mode']}", r["of"][REPLICAX], r["of"][best(r["of"])]
@@ -117,8 +117,8 @@ def bars(results: dict[str, Any]) -> list[Bar]:
         exposed[case] = f"{max(0, ours['exposed'] - hand['exposed']) / 1e6:.2f}"
     title = "a step on GPUs against the form by hand that exposes least: "
     return [
-        Bar(title + "temporaries", 1.02, memory),
-        Bar(title + "further MB exposed", 0.2, exposed),  # a microsecond less of work exposes as much
+        Target(title + "temporaries", 1.02, memory),
+        Target(title + "further MB exposed", 0.2, exposed),  # a microsecond less of work exposes as much
     ]
 
 
@@ -139,7 +139,7 @@ def main() -> None:
             for mode in options.modes
         ]
     }
-    finish(options, "the compiler for GPUs", ("jax", "optax"), results, tables(results), bars(results))
+    finish(options, "the compiler for GPUs", ("jax", "optax"), results, tables(results), targets(results))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import subprocess
 import sys
 from typing import Any
 
-from sides import HERE, Bar, Table, environment, finish, names, numbers, parsed, parser, ratio
+from sides import HERE, Table, Target, environment, finish, names, numbers, parsed, parser, ratio
 
 CONTENDERS = ["replicax", "replicax tape", "sharded", "by hand, packed"]
 DEVICE, LIVE, HOST, PROCESS, OPTIMIZER = "device", "live", "host", "process", "optimizer"
@@ -99,7 +99,7 @@ def _of(result: dict[str, Any], name: str, key: str, to: str = "by hand, packed"
     return ratio({n: [run[key] for run in runs] for n, runs in result["runs"].items()}, name, to)
 
 
-def bars(found: dict[str, Any]) -> list[Bar]:
+def targets(found: dict[str, Any]) -> list[Target]:
     seen = {f"{r['model']}, {r['replicas']}": r for r in found["memory"]}
     sharded = {case: _of(r, "sharded", OPTIMIZER, "replicax") for case, r in seen.items() if r["model"] == "wide"}
     replicas = min((r["replicas"] for r in found["memory"]), default=2)
@@ -108,11 +108,11 @@ def bars(found: dict[str, Any]) -> list[Bar]:
         return {case: _of(r, "replicax", key) for case, r in seen.items()}
 
     return [
-        Bar("peak memory of a step on a device", 1.05, ours(DEVICE)),
-        Bar("live memory of a device between steps", 1.05, ours(LIVE)),
-        Bar("peak memory of steps on the host", 1.05, ours(HOST)),
-        Bar("peak memory of the process, start and compiling included", 1.05, ours(PROCESS)),
-        Bar("optimizer memory of a device, sharded against not", round(1.05 / replicas, 3), sharded),
+        Target("peak memory of a step on a device", 1.05, ours(DEVICE)),
+        Target("live memory of a device between steps", 1.05, ours(LIVE)),
+        Target("peak memory of steps on the host", 1.05, ours(HOST)),
+        Target("peak memory of the process, start and compiling included", 1.05, ours(PROCESS)),
+        Target("optimizer memory of a device, sharded against not", round(1.05 / replicas, 3), sharded),
     ]
 
 
@@ -122,7 +122,7 @@ def main() -> None:
     made.add_argument("--replicas", type=numbers, metavar="N,N", default=[2])
     options = parsed(made)
     found = compare(options)
-    finish(options, "cpu", ("jax", "optax", "numpy"), found, tables(found), bars(found))
+    finish(options, "cpu", ("jax", "optax", "numpy"), found, tables(found), targets(found))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python benchmarks/parameter_servers.py --tensorflow PYTHON      # an interpreter that has TensorFlow
 
 Each side does the same work, in turn, round by round: replicax with TLS on, TensorFlow without, as it has none. The
-tables show the medians of the rounds, and CPU time is that of all processes of a side. The bars are the least rates and
-the most times, of TensorFlow's.
+tables show the medians of the rounds, and CPU time is that of all processes of a side. The targets are the least
+rates and the most times, of TensorFlow's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from sides import TENSORFLOW, Bar, Side, Table, finish, numbers, parsed, parser, ratio
+from sides import TENSORFLOW, Side, Table, Target, finish, numbers, parsed, parser, ratio
 
 REPLICAX = "replicax"
 SCRIPTS = {REPLICAX: "clusters_replicax.py", TENSORFLOW: "clusters_tensorflow.py"}
@@ -102,14 +102,14 @@ def figure(work: str, seconds: float) -> str:
     return f"{1 / seconds:.0f}/s" if work in RATES else f"{seconds * 1e3:.2f} ms"
 
 
-def bars(found: dict[str, Any]) -> list[Bar]:
+def targets(found: dict[str, Any]) -> list[Target]:
     rounds = {f"servers: {one['servers']}": one["rounds"] for one in found["clusters"]}
     limits = [
         (RATES, "rate against TensorFlow's", (TENSORFLOW, REPLICAX)),
         (TIMES, "time against TensorFlow's", (REPLICAX, TENSORFLOW)),
     ]
     return [
-        Bar(
+        Target(
             f"{TITLES[work]}: {what}",
             limit,
             {case: ratio(r[work], *sides) for case, r in rounds.items()},
@@ -134,7 +134,7 @@ def main() -> None:
     versions = found["clusters"][0].pop("versions")
     found["versions"] = {name: version for name, version in versions.items() if version}
     print("load average before and after, of which one or two are this benchmark:", found["load"])
-    finish(options, "cpu", ["jax", "jaxlib", "grpcio", "cryptography"], found, tables(found), bars(found))
+    finish(options, "cpu", ["jax", "jaxlib", "grpcio", "cryptography"], found, tables(found), targets(found))
 
 
 if __name__ == "__main__":

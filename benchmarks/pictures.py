@@ -1,4 +1,4 @@
-"""The pictures of docs/performance.md and of the README, drawn from the tables of that page.
+"""The pictures of RESULTS.md, of docs/explanation/performance.md and of the README, from the tables of RESULTS.md.
 
     python benchmarks/report.py --redraw        # all of them, from the tables that are there
 
@@ -45,23 +45,25 @@ def _value(cell: str) -> Value | None:
     return Value(float(found[1]), (float(found[2]), float(found[3])) if found[2] else None)
 
 
-def step(tables: dict[str, Cells]) -> Drawing:
-    """The time of a step beside the best form by hand and beside TensorFlow."""
+def step(tables: dict[str, Cells], replicas: str | None = None) -> Drawing:
+    """The time of a step beside the best form by hand and beside TensorFlow, on all numbers of replicas or on one."""
+    steps = [cells for cells in tables["steps"] if replicas in (None, cells["replicas"])]
     columns = {"best by hand": "replicax / best", "TensorFlow": "/ TensorFlow"}
     series = {"best by hand": "against the best program by hand in JAX", "TensorFlow": "against TensorFlow"}
     rows, model = [], None
-    for cells in tables["steps"]:
+    for cells in steps:
         values = {
             series[name]: value for name, column in columns.items() if (value := _value(cells[column])) is not None
         }
         count = cells["replicas"]
         group = "" if cells["model"] == model else cells["model"]
         model = cells["model"]
-        rows.append(Row(f"{count} replica{'s' * (count != '1')}", values, group))
+        name = f"{count} replica{'s' * (count != '1')}"
+        rows.append(Row(name, values, group) if replicas is None else Row(model, values))
     said = "; ".join(
         f"{cells['model']}, {cells['replicas']}: "
         + " and ".join(cells[column].partition(" ")[0] for column in columns.values())
-        for cells in tables["steps"]
+        for cells in steps
     )
     return charts.points(
         "Time of a training step with replicax",

@@ -1,8 +1,10 @@
-"""Makes the tables and the pictures of docs/explanation/performance.md from the numbers that all.py wrote.
+"""Makes the tables and the pictures of RESULTS.md from the numbers that all.py wrote.
 
-    python benchmarks/report.py results.json                # into docs/explanation/performance.md and docs/images
+    python benchmarks/report.py results.json                # into RESULTS.md, and docs/images
     python benchmarks/report.py results.json --print        # the tables alone, to the terminal
     python benchmarks/report.py --redraw                    # the pictures alone, from the tables of the page
+
+Both also write the summary of RESULTS.md into docs/explanation/performance.md.
 
 A table stands between two comments, `<!-- table: NAME -->` and `<!-- end -->`, and is put in the place of what was
 between them. A benchmark that is not in the file leaves its tables and its picture as they are.
@@ -19,9 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pictures
-from sides import BARS, HERE, TENSORFLOW, Bar, Table, ratio
+from sides import HERE, TARGET_COLUMNS, TENSORFLOW, Table, Target, ratio
 
-PAGE = HERE.parent / "docs" / "explanation" / "performance.md"
+PAGE = HERE / "RESULTS.md"
+SUMMARY_PAGE = HERE.parent / "docs" / "explanation" / "performance.md"
 IMAGES = HERE.parent / "docs" / "images"
 
 
@@ -60,11 +63,11 @@ def tables(name: str, found: dict[str, Any]) -> dict[str, Table]:
     return {key if key != "variables" else name: table for key, table in made.items()}
 
 
-def bars(name: str, found: dict[str, Any]) -> list[Bar]:
+def targets(name: str, found: dict[str, Any]) -> list[Target]:
     script = BENCHMARKS[name].script
     if script == "input":
-        return input_bars(found)
-    made = getattr(importlib.import_module(script), "bars", lambda found: [])(found)
+        return input_targets(found)
+    made = getattr(importlib.import_module(script), "targets", lambda found: [])(found)
     return [] if name == "train" else made
 
 
@@ -77,16 +80,16 @@ def input_tables(found: dict[str, Any]) -> dict[str, Table]:
     return made
 
 
-def input_bars(found: dict[str, Any]) -> list[Bar]:
+def input_targets(found: dict[str, Any]) -> list[Target]:
     shuffled = {
         r["dataset"]: ratio(r["rounds"], TENSORFLOW, "replicax")
         for r in found["input"]
         if r["dataset"].startswith("shuffle")
     }
-    made = [Bar("shuffled batches a second against TensorFlow's", 5, shuffled, least=True)]
+    made = [Target("shuffled batches a second against TensorFlow's", 5, shuffled, least=True)]
     module = importlib.import_module("input")
     steps = {module.case(r): module.added(r, "replicax") for r in found.get("steps", [])}
-    return [*made, Bar("a step with its input against that step alone", 1.02, steps)] if steps else made
+    return [*made, Target("a step with its input against that step alone", 1.02, steps)] if steps else made
 
 
 def markdown(table: Table) -> str:
@@ -140,17 +143,48 @@ def draw(page: str, names: Iterable[str], folder: Path) -> None:
     tables = pictures.tables_of(page)
     for name in names:
         pictures.PICTURES[name][0](tables).save(folder / f"{name}.svg")
+        if name == "step":
+            pictures.step(tables, replicas="4").save(folder / "summary.svg")
+
+
+def summary(page: str) -> Table:
+    """Return the table of performance.md: how much time or memory replicax takes, as a multiple of something else's."""
+    tables = pictures.tables_of(page)
+
+    def spread_of(name: str, column: str, **cells: str) -> str:
+        texts = [row[column] for row in tables[name] if all(row[key] == cell for key, cell in cells.items())]
+        values = [float(text.partition(" ")[0]) for text in texts if text[0].isdigit()]
+        least, most = f"{min(values):.2f}", f"{max(values):.2f}"
+        return least if least == most else f"{least} to {most}"
+
+    by_hand, step = "the best program by hand in JAX", "a training step, 1 to 8 replicas"
+    sharded = spread_of("sharded", "replicax / it", contender="NamedSharding")
+    rows = [
+        [step, by_hand, spread_of("steps", "replicax / best")],
+        [step, "TensorFlow's `MirroredStrategy`", spread_of("steps", "/ TensorFlow")],
+        ["a step with sharded variables", "`jax.jit` with `NamedSharding`", sharded],
+        ["short steps, 32 in a call", "a loop by hand in JAX", spread_of("epoch", "/ by hand", contender="several")],
+        ["memory of a device", by_hand, spread_of("memory", "device / best", contender="replicax")],
+        ["import", "`import jax`", spread_of("start", "/ jax", **{"import": "replicax"})],
+    ]
+    return "Summary", ["what", "compared with", "replicax takes"], rows
+
+
+def write_summary(page: str) -> None:
+    """Write the summary of a page into performance.md."""
+    text = filled(SUMMARY_PAGE.read_text(encoding="utf-8"), {"summary": markdown(summary(page))})
+    SUMMARY_PAGE.write_text(text, encoding="utf-8")
 
 
 def blocks_of(results: dict[str, Any]) -> dict[str, str]:
-    """The text between each pair of comments: what was measured on, how the bars fare, tables and their pictures."""
+    """The text between each pair of comments: what was measured on, how the targets fare, tables and their pictures."""
     made = {key: table for name, found in results.items() for key, table in tables(name, found).items()}
-    rows = [bar.row() for name, found in results.items() for bar in bars(name, found)]
-    made["bars"] = "Bars", BARS, rows
+    rows = [target.row() for name, found in results.items() for target in targets(name, found)]
+    made["targets"] = "Targets", TARGET_COLUMNS, rows
     blocks = {"machine": machine(results), **{key: markdown(table) for key, table in made.items()}}
     for name, (_, key) in pictures.PICTURES.items():
         if name in results:
-            blocks[key] += f"\n\n![{made[key][0]}](../images/{name}.svg)"
+            blocks[key] += f"\n\n![{made[key][0]}](../docs/images/{name}.svg)"
     return blocks
 
 
@@ -163,7 +197,9 @@ def main() -> None:
     if options.results is None:
         if not options.redraw:
             made.error("name the file with the results, or pass --redraw")
-        return draw(PAGE.read_text(encoding="utf-8"), pictures.PICTURES, IMAGES)
+        page = PAGE.read_text(encoding="utf-8")
+        write_summary(page)
+        return draw(page, pictures.PICTURES, IMAGES)
     results = json.loads(options.results.read_text())
     blocks = blocks_of(results)
     if options.print:
@@ -173,9 +209,12 @@ def main() -> None:
     page = PAGE.read_text(encoding="utf-8")
     if not {*results} >= {*BENCHMARKS} - {"gpu", "tpu", "gpu steps"}:
         del blocks["machine"]  # the page says itself what was measured when
-    blocks["bars"] = with_rows(page.split("<!-- table: bars -->\n")[1].split("<!-- end -->")[0], blocks["bars"])
+    blocks["targets"] = with_rows(
+        page.split("<!-- table: targets -->\n")[1].split("<!-- end -->")[0], blocks["targets"]
+    )
     page = filled(page, blocks)
     PAGE.write_text(page, encoding="utf-8")
+    write_summary(page)
     draw(page, [name for name in pictures.PICTURES if name in results], IMAGES)
 
 

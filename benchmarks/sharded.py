@@ -7,7 +7,7 @@
 Each model is written four times: with replicax; with `jax.jit` of the whole batch and arrays that have a
 `NamedSharding`; in `jax.shard_map`, where `jax.checkpoint` has the backward pass repeat the gathers; and the same,
 which keeps what it has gathered. For each number of replicas one process holds all four, which take turns; the medians
-of the rounds are shown, and those of the rounds' ratios. docs/explanation/performance.md says what came out.
+of the rounds are shown, and those of the rounds' ratios. benchmarks/RESULTS.md says what came out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 import models
-from sides import HERE, Bar, Table, environment, finish, parsed, parser, ratio
+from sides import HERE, Table, Target, environment, finish, parsed, parser, ratio
 
 REPLICAX, SHARDING, REPEATED, KEPT = "replicax", "NamedSharding", "shard_map, gathers repeated", "shard_map, kept"
 CONTENDERS = [REPLICAX, SHARDING, REPEATED, KEPT]
@@ -48,7 +48,7 @@ def main() -> None:
         done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
         found.append(json.loads(done.stdout.splitlines()[-1]))
     results = {"sharded": found}
-    finish(options, "cpu", ("jax", "optax", "numpy"), results, tables(results), bars(results))
+    finish(options, "cpu", ("jax", "optax", "numpy"), results, tables(results), targets(results))
 
 
 def tables(results: dict[str, Any]) -> dict[str, Table]:
@@ -65,7 +65,7 @@ def tables(results: dict[str, Any]) -> dict[str, Table]:
     return {"sharded": ("Variables in parts; sizes are those of a device", head, rows)}
 
 
-def bars(results: dict[str, Any]) -> list[Bar]:
+def targets(results: dict[str, Any]) -> list[Target]:
     cases = {f"{found['model']}, {found['replicas']}": found for found in results["sharded"]}
 
     def sizes(what: str, of: str) -> dict[str, str]:
@@ -78,9 +78,9 @@ def bars(results: dict[str, Any]) -> list[Bar]:
         for case, found in cases.items()
     }
     return [
-        Bar("step in parts against jit with NamedSharding", 1, times),
-        Bar("its temporaries against shard_map that repeats gathers", 1.05, sizes("temporaries", REPEATED)),
-        Bar("its variables and optimizer on a device, times the number of devices, against all", 1.05, state),
+        Target("step in parts against jit with NamedSharding", 1, times),
+        Target("its temporaries against shard_map that repeats gathers", 1.05, sizes("temporaries", REPEATED)),
+        Target("its variables and optimizer on a device, times the number of devices, against all", 1.05, state),
     ]
 
 

@@ -24,7 +24,7 @@ BY_HAND = ["by hand, packed", "by hand, apart", "by hand, NamedSharding"]  # for
 Table = tuple[str, list[str], list[list[str]]]  # title, head, rows
 
 
-class Bar(NamedTuple):
+class Target(NamedTuple):
     """What a figure has to be, and what it is, as `ratio` gives it, in each of the cases that were measured."""
 
     figure: str
@@ -38,12 +38,12 @@ class Bar(NamedTuple):
         if not numbers:
             return [self.figure, limit, "–", "–", "not measured"]
         worst = (min if self.least else max)(numbers, key=numbers.__getitem__)
-        met = numbers[worst] >= self.limit if self.least else numbers[worst] <= self.limit
+        reached = numbers[worst] >= self.limit if self.least else numbers[worst] <= self.limit
         middle = f"{statistics.median(numbers.values()):.2f}"
-        return [self.figure, limit, middle, f"{numbers[worst]:.2f} ({worst})", "yes" if met else "no"]
+        return [self.figure, limit, middle, f"{numbers[worst]:.2f} ({worst})", "yes" if reached else "not yet"]
 
 
-BARS = ["figure", "bar", "median of the cases", "worst case", "met"]
+TARGET_COLUMNS = ["figure", "target", "median of the cases", "worst case", "reached"]
 
 
 class Side:
@@ -238,15 +238,15 @@ def finish(
     packages: Sequence[str],
     found: dict[str, Any],
     tables: Mapping[str, Table] | None = None,
-    bars: Sequence[Bar] = (),
+    targets: Sequence[Target] = (),
 ) -> None:
-    """Shows the tables and how the bars fare, says on what all of it was measured, and writes it down."""
+    """Shows the tables and how the targets fare, says on what all of it was measured, and writes it down."""
     from importlib.metadata import version
 
     for table in (tables or {}).values():
         show(*table)
-    if bars:
-        show("Bars", BARS, [bar.row() for bar in bars])
+    if targets:
+        show("Targets", TARGET_COLUMNS, [target.row() for target in targets])
     versions = {name: version(name) for name in packages}
     versions = {**versions, **found.pop("versions", {}), "python": platform.python_version()}
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {device}"

@@ -21,7 +21,7 @@ import tempfile
 import time
 from typing import Any
 
-from sides import HERE, TENSORFLOW, Bar, Table, environment, finish, own_python_with, parsed, parser, ratio
+from sides import HERE, TENSORFLOW, Table, Target, environment, finish, own_python_with, parsed, parser, ratio
 
 CLOCKS = "time.perf_counter(), time.process_time()"
 PROGRAM = f"import time; a = {CLOCKS}; {{}}; b = {CLOCKS}; print(b[0] - a[0], b[1] - a[1])"
@@ -89,7 +89,7 @@ def main() -> None:
     found: dict[str, Any] = {"rounds": rounds, "processor": processor}
     if all(map(importlib.util.find_spec, NEEDED)):
         found["demo"] = demo_rounds(1 if options.quick else min(5, options.rounds))
-    finish(options, "imports alone", ["jax"], found, tables(found), bars(found))
+    finish(options, "imports alone", ["jax"], found, tables(found), targets(found))
 
 
 def tables(found: dict[str, Any]) -> dict[str, Table]:
@@ -119,15 +119,15 @@ def demo_times(demo: dict[str, list[dict[str, float]]], key: str, imports: bool)
     return {start: [one[key] - (0 if imports else one["imported"]) for one in rounds] for start, rounds in demo.items()}
 
 
-def bars(found: dict[str, Any]) -> list[Bar]:
+def targets(found: dict[str, Any]) -> list[Target]:
     imports = {name: ratio(found["rounds"], name, "jax") for name in ("replicax", "replicax.tf")}
-    made = [Bar("import against JAX's", 1.5, imports)]
+    made = [Target("import against JAX's", 1.5, imports)]
     if "demo" in found:
         cases = {"with imports": True, "without imports": False}
         seen = {
             case: ratio(demo_times(found["demo"], "step", imports), FIRST, SECOND) for case, imports in cases.items()
         }
-        made.append(Bar("first step of the demo: its second start is sooner by a factor of", 2, seen, least=True))
+        made.append(Target("first step of the demo: its second start is sooner by a factor of", 2, seen, least=True))
     return made
 
 

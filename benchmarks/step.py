@@ -25,9 +25,9 @@ from sides import (
     BY_HAND,
     HERE,
     TENSORFLOW,
-    Bar,
     Side,
     Table,
+    Target,
     best,
     environment,
     finish,
@@ -122,7 +122,7 @@ def _fresh_table(results: list[dict[str, Any]]) -> Table:
     return "The first step, in a fresh process", head, rows
 
 
-def bars(found: dict[str, Any]) -> list[Bar]:
+def targets(found: dict[str, Any]) -> list[Target]:
     made = []
     if "steps" in found:
         of_best = {f"{r['model']}, {r['replicas']}": _against(r, best(r["rounds"], BY_HAND)) for r in found["steps"]}
@@ -132,8 +132,8 @@ def bars(found: dict[str, Any]) -> list[Bar]:
             if r["model"] == "mlp" and r["replicas"] > 1
         }
         made += [
-            Bar("compiled step against the best form by hand", 1.02, of_best),
-            Bar("MLP's step at 2 to 8 replicas against one psum a tensor", 0.4, apart),
+            Target("compiled step against the best form by hand", 1.02, of_best),
+            Target("MLP's step at 2 to 8 replicas against one psum a tensor", 0.4, apart),
         ]
     if "first_steps" in found:
         ours = {(r["model"], r["replicas"]): r for r in found["first_steps"] if r["contender"] == "replicax"}
@@ -148,8 +148,8 @@ def bars(found: dict[str, Any]) -> list[Bar]:
             numbers = [replicas for name, replicas in ours if name == model][1:]
             flat |= {f"{model}, {n}": f"{seconds / one:.2f}" for n, seconds in zip(numbers, more)}
         made += [
-            Bar("first step at 64 replicas against TensorFlow's", 0.1, theirs),
-            Bar("first step against that at 1 replica, without the devices' run time", 1.5, flat),
+            Target("first step at 64 replicas against TensorFlow's", 0.1, theirs),
+            Target("first step against that at 1 replica, without the devices' run time", 1.5, flat),
         ]
     return made
 
@@ -269,7 +269,7 @@ def main() -> None:
         found = compare_workers(options)
     else:
         found = compare_steps(options)
-    finish(options, options.device, ("jax", "optax", "numpy"), found, tables(found), bars(found))
+    finish(options, options.device, ("jax", "optax", "numpy"), found, tables(found), targets(found))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 
 import models
 import numpy as np
-from sides import BY_HAND, Bar, Table, finish, names, parsed, parser
+from sides import BY_HAND, Table, Target, finish, names, parsed, parser
 
 TOPOLOGIES = ["v5e:2x4", "v5p:2x2x4", "v6e:4x4"]
 CONTENDERS = ["replicax", *BY_HAND]
@@ -114,7 +114,7 @@ def tables(found: dict[str, Any]) -> dict[str, Table]:
     return {"tpu": ("A step on TPUs, by the compiler", head, rows)}
 
 
-def bars(found: dict[str, Any]) -> list[Bar]:
+def targets(found: dict[str, Any]) -> list[Target]:
     def against_best(count: Callable[[dict[str, int]], int]) -> dict[str, str]:
         cases = {}
         for r in found["tpu"]:
@@ -125,9 +125,9 @@ def bars(found: dict[str, Any]) -> list[Bar]:
 
     title = "a step on TPUs against the form by hand with the least memory: "
     return [
-        Bar(title + "temporaries", 1.02, against_best(lambda of: of["temporaries"])),
-        Bar(title + "collectives", 1, against_best(lambda of: of["collectives"])),
-        Bar(
+        Target(title + "temporaries", 1.02, against_best(lambda of: of["temporaries"])),
+        Target(title + "collectives", 1, against_best(lambda of: of["collectives"])),
+        Target(
             title + "collectives that nothing overlaps",
             1,
             against_best(lambda of: of["collectives"] - of["overlapping"]),
@@ -147,7 +147,7 @@ def main() -> None:
             for t in options.topologies
         ]
     }
-    finish(options, "the compiler for TPUs", ("jax", "optax"), found, tables(found), bars(found))
+    finish(options, "the compiler for TPUs", ("jax", "optax"), found, tables(found), targets(found))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import statistics
 import sys
 from typing import Any
 
-from sides import Bar, Side, Table, finish, names, numbers, parsed, parser, ratio, take_turns
+from sides import Side, Table, Target, finish, names, numbers, parsed, parser, ratio, take_turns
 
 BATCHES = ["even", "uneven"]
 
@@ -55,13 +55,13 @@ def tables(found: dict[str, Any]) -> dict[str, Table]:
     return {"uneven": ("A batch of uneven parts", head, rows)}
 
 
-def bars(found: dict[str, Any]) -> list[Bar]:
+def targets(found: dict[str, Any]) -> list[Target]:
     def seen(part: str) -> dict[str, str]:
         return {f"{r['model']}, {r['replicas']}": ratio(r[part], "uneven", "even") for r in found["uneven"]}
 
     return [
-        Bar("first use of an uneven batch against that of an even one", 3, seen("first")),
-        Bar("later uses of an uneven batch against those of an even one", 2, seen("rounds")),
+        Target("first use of an uneven batch against that of an even one", 3, seen("first")),
+        Target("later uses of an uneven batch against those of an even one", 2, seen("rounds")),
     ]
 
 
@@ -72,7 +72,7 @@ def main() -> None:
     made.add_argument("--workers", type=int, metavar="N", help="replicas on so many processes, a device each")
     options = parsed(made)
     found = compare(options)
-    finish(options, "cpu", ("jax", "optax", "numpy"), found, tables(found), bars(found))
+    finish(options, "cpu", ("jax", "optax", "numpy"), found, tables(found), targets(found))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import statistics
 import sys
 from typing import Any
 
-from sides import Bar, Side, Table, finish, names, numbers, parsed, parser, ratio, take_turns
+from sides import Side, Table, Target, finish, names, numbers, parsed, parser, ratio, take_turns
 
 CONTENDERS = ["replicax", "one variable", "by hand", "by hand, packed"]
 
@@ -53,10 +53,10 @@ def tables(found: dict[str, Any]) -> dict[str, Table]:
     return {"variables": ("Microseconds of a call with so many variables", head, rows)}
 
 
-def bars(found: dict[str, Any]) -> list[Bar]:
+def targets(found: dict[str, Any]) -> list[Target]:
     seen = {r["program"]: ratio(r["rounds"], "replicax", "by hand") for r in found["variables"] if _large(r)}
     call = {"a call": seen["add"]} if "add" in seen else {}
-    return [Bar("a call with 500 small variables, 4 replicas, against 500 arrays by hand", 0.1, call)]
+    return [Target("a call with 500 small variables, 4 replicas, against 500 arrays by hand", 0.1, call)]
 
 
 def _large(r: dict[str, Any]) -> bool:
@@ -70,7 +70,7 @@ def main() -> None:
     made.add_argument("--programs", type=names, default=["add", "train"], help="some of add, train")
     options = parsed(made)
     found = compare(options)
-    finish(options, "cpu", ("jax", "optax", "numpy"), found, tables(found), bars(found))
+    finish(options, "cpu", ("jax", "optax", "numpy"), found, tables(found), targets(found))
 
 
 if __name__ == "__main__":

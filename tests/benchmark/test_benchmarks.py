@@ -1,4 +1,4 @@
-"""What becomes of the benchmarks' numbers: bars, tables, the page and its pictures. Nothing is measured here."""
+"""What becomes of the benchmarks' numbers: targets, tables, the page and its pictures. Nothing is measured here."""
 
 from __future__ import annotations
 
@@ -179,8 +179,16 @@ def test_every_table_of_the_page_is_made_by_a_benchmark(report):
 def test_the_pictures_are_those_of_the_tables(report, tmp_path):
     pictures = importlib.import_module("pictures").PICTURES
     report.draw(report.PAGE.read_text(encoding="utf-8"), pictures, tmp_path)
-    stale = [name for name in pictures if not _same(tmp_path / f"{name}.svg", report.IMAGES / f"{name}.svg")]
+    stale = [
+        name for name in [*pictures, "summary"] if not _same(tmp_path / f"{name}.svg", report.IMAGES / f"{name}.svg")
+    ]
     assert not stale, f"Draw these anew, with `python benchmarks/report.py --redraw`: {stale}"
+
+
+def test_the_summary_is_that_of_the_tables(report):
+    page = report.SUMMARY_PAGE.read_text(encoding="utf-8")
+    summary = report.markdown(report.summary(report.PAGE.read_text(encoding="utf-8")))
+    assert report.filled(page, {"summary": summary}) == page, "Write it anew: python benchmarks/report.py --redraw"
 
 
 def _same(one, other):
@@ -199,40 +207,45 @@ def test_a_step_of_which_the_rounds_are_known_shows_their_middle_half(report, tm
         assert whiskers % 3 == 0  # a line and its two ends
 
 
-def test_each_bar_is_judged_by_its_worst_case(report):
+def test_each_target_is_judged_by_its_worst_case(report):
     made = results()
-    judged = {bar.figure: bar.row()[1:] for name in made for bar in report.bars(name, made[name])}
+    judged = {target.figure: target.row()[1:] for name in made for target in report.targets(name, made[name])}
     assert judged["compiled step against the best form by hand"] == ["at most 1.02", "0.70", "0.90 (mlp, 1)", "yes"]
     assert judged["MLP's step at 2 to 8 replicas against one psum a tensor"][2:] == ["0.20 (4 replicas)", "yes"]
     assert judged["dispatch-bound epoch against a loop by hand"][2:] == ["0.50 (2 replicas)", "yes"]
     assert judged["dispatch-bound epoch against TensorFlow's MirroredStrategy"][2:] == ["0.10 (2 replicas)", "yes"]
     assert judged["a call with 500 small variables, 4 replicas, against 500 arrays by hand"][3] == "yes"
-    assert judged["first use of an uneven batch against that of an even one"][2:] == ["3.10 (mlp, 4)", "no"]
+    assert judged["first use of an uneven batch against that of an even one"][2:] == ["3.10 (mlp, 4)", "not yet"]
     assert judged["later uses of an uneven batch against those of an even one"][3] == "yes"
     assert judged["first step at 64 replicas against TensorFlow's"][2:] == ["0.10 (transformer, 64)", "yes"]
     # 1.5 s of 2 against 1 of 1.5, without half a second of running
     assert judged["first step against that at 1 replica, without the devices' run time"][2] == "1.50 (transformer, 64)"
-    assert judged["peak memory of a step on a device"][2:] == ["2.00 (wide, 2)", "no"]
+    assert judged["peak memory of a step on a device"][2:] == ["2.00 (wide, 2)", "not yet"]
     on_tpus = "a step on TPUs against the form by hand with the least memory: "
-    assert judged[on_tpus + "temporaries"][2:] == ["1.50 (wide, v5e:2x4)", "no"]
+    assert judged[on_tpus + "temporaries"][2:] == ["1.50 (wide, v5e:2x4)", "not yet"]
     assert judged[on_tpus + "collectives"][2:] == ["0.75 (wide, v5e:2x4)", "yes"]
-    assert judged[on_tpus + "collectives that nothing overlaps"][2:] == ["2.00 (wide, v5e:2x4)", "no"]
+    assert judged[on_tpus + "collectives that nothing overlaps"][2:] == ["2.00 (wide, v5e:2x4)", "not yet"]
     on_gpus = "a step on GPUs against the form by hand that exposes least: "
     assert judged[on_gpus + "temporaries"][2:] == ["0.75 (mlp, h100:8, sharded variables)", "yes"]
     assert judged[on_gpus + "further MB exposed"][1:] == ["0.00", "0.00 (mlp, h100:8, sharded variables)", "yes"]
     assert judged["optimizer memory of a device, sharded against not"][3] == "not measured"
     assert judged["step in parts against jit with NamedSharding"][2:] == ["0.50 (mlp, 4)", "yes"]
     assert judged["its temporaries against shard_map that repeats gathers"][2:] == ["0.50 (mlp, 4)", "yes"]
-    assert judged["GPU step against JAX by hand"][2:] == ["1.10 (cnn, Mirrored)", "no"]
+    assert judged["GPU step against JAX by hand"][2:] == ["1.10 (cnn, Mirrored)", "not yet"]
     assert judged["import against JAX's"] == ["at most 1.5", "1.20", "1.20 (replicax)", "yes"]
     seen = judged["first step of the demo: its second start is sooner by a factor of"]
     assert seen == ["at least 2", "2.50", "2.00 (with imports)", "yes"]
     _, _, rows = report.tables("start", made["start"])["demo"]
     assert [row[1:] for row in rows[:2]] == [["4.00", "2.00", "2.00"], ["3.00", "1.00", "3.00"]]  # without imports
-    assert judged["empty closures: rate against TensorFlow's"] == ["at least 1.5", "1.40", "1.40 (servers: 1)", "no"]
+    assert judged["empty closures: rate against TensorFlow's"] == [
+        "at least 1.5",
+        "1.40",
+        "1.40 (servers: 1)",
+        "not yet",
+    ]
     assert judged["a large variable read: time against TensorFlow's"][2:] == ["0.71 (servers: 1)", "yes"]
-    more = report.Bar("x", 5, {"a": "6.00", "b": "4.00", "c": "–"}, least=True)
-    assert more.row() == ["x", "at least 5", "5.00", "4.00 (b)", "no"]
+    more = report.Target("x", 5, {"a": "6.00", "b": "4.00", "c": "–"}, least=True)
+    assert more.row() == ["x", "at least 5", "5.00", "4.00 (b)", "not yet"]
 
 
 @pytest.mark.thorough
