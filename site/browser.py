@@ -18,23 +18,64 @@ import shutil
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from urllib.parse import quote
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
 SITE = Path(__file__).parents[1] / "build" / "site"
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-# What to search for, and a page that has to be among the results.
-SEARCHES = {
-    "MirroredStrategy": "replicax.MirroredStrategy.html",
-    "uneven batches": "explanation/uneven-batches.html",
+# What to search for, and the page that has to be among the first three results; for FIRST, the first of them.
+FIRST = {
+    "uneven batch": "explanation/uneven-batches.html",
+    "checkpoint": "how-to/checkpoints.html",
+    "MirroredStrategy": "reference/api/replicax.MirroredStrategy.html",
     "tf.math.reduce_std": "reference/tf/tf.math.html",
-    "Slurm": "how-to/launch.html",
     "There is no device": "troubleshooting.html",
+}
+SEARCHES = FIRST | {
+    "async checkpoint": "how-to/checkpoints.html",
+    "save and restore": "how-to/checkpoints.html",
+    "Slurm": "how-to/launch.html",
+    "kubernetes": "how-to/launch.html",
+    "TF_CONFIG": "how-to/launch.html",
+    "multi node": "tutorials/several-machines.html",
+    "multi gpu": "how-to/launch.html",
+    "docker": "how-to/launch.html",
+    "fsdp": "how-to/large-models.html",
+    "out of memory": "how-to/large-models.html",
+    "pmap": "tutorials/from-jax.html",
+    "NamedSharding": "tutorials/from-jax.html",
+    "torch ddp": "tutorials/from-pytorch.html",
+    "migrate from tensorflow": "how-to/from-tensorflow.html",
+    "preemption": "how-to/preemption.html",
+    "profiling": "how-to/profiling.html",
+    "nan loss": "how-to/find-errors.html",
+    "gradient clipping": "how-to/gradients.html",
+    "learning rate schedule": "how-to/gradients.html",
+    "data loading": "how-to/input.html",
+    "tfrecord": "how-to/records.html",
+    "serving": "how-to/saved-models.html",
+    "onnx": "how-to/saved-models.html",
+    "install": "start/install.html",
+    "all-reduce": "explanation/communication.html",
+    "flax": "how-to/nnx.html",
+    "keras callbacks": "how-to/keras.html",
+    "equinox": "how-to/equinox.html",
+    "flax linen": "how-to/linen.html",
+    "haiku": "how-to/haiku.html",
+    "mixed precision": "how-to/mixed-precision.html",
+    "EarlyStopping": "how-to/early-stopping.html",
+    "wandb": "how-to/logging.html",
+    "tensorboard": "how-to/logging.html",
+    "notebook": "how-to/notebooks.html",
+    "colab": "how-to/notebooks.html",
+    "exponential moving average": "how-to/cookbook.html",
 }
 # The beginnings of titles, and of lists of a page's headings, that are wider than their column.
 TOO_WIDE = """[...document.querySelectorAll('.bd-article h1, .page-toc > .section-nav')]
     .filter(element => element.scrollWidth > element.clientWidth + 1).map(element => element.innerText.slice(0, 60))"""
+SEARCH_ENDED = "!document.querySelector('#search-progress, .search-summary.searching')"
 # Without `preload`, since axe would load style sheets, which a browser refuses to pages from the disk.
 RULES = {
     "preload": False,
@@ -99,18 +140,41 @@ def visit(path: Path) -> list[str]:
 
 
 def search(browser: Browser) -> list[str]:
-    """Searches from the disk, and returns a line for each search that does not find its page."""
+    """Search from the disk, and return a line for each search that does not find its page."""
     lines = []
     tab = browser.new_page()
     for words, wanted in SEARCHES.items():
-        tab.goto(f"{(SITE / 'search.html').as_uri()}?q={words.replace(' ', '+')}")
-        tab.wait_for_selector("#search-results .search li a", timeout=30_000)
-        tab.wait_for_function("!document.querySelector('#search-progress, .search-summary.searching')")
+        tab.goto(f"{(SITE / 'search.html').as_uri()}?q={quote(words)}")
+        tab.wait_for_selector("#search-results .search li a, #search-results .search-summary", timeout=30_000)
+        tab.wait_for_function(SEARCH_ENDED)
         links = tab.eval_on_selector_all("#search-results .search li a", "all => all.map(one => one.href)")
-        if not any(wanted in link for link in links):
-            lines.append(f"a search for {words!r} does not find {wanted}, but {links[:3]}")
+        places = [link.removeprefix(f"{SITE.as_uri()}/").partition("?")[0] for link in links]
+        few = [place.partition("#")[0] for place in places[: 1 if words in FIRST else 3]]
+        if wanted not in few:
+            lines.append(f"a search for {words!r} finds {few} first, and not {wanted}")
     tab.close()
     return lines
+
+
+PREVIEW = """<body style="margin:0;width:1200px;height:630px;background:#fff;color:#1f2328;font-family:sans-serif">
+<div style="padding:56px 72px"><img src="{static}/icon.svg" width="64" style="vertical-align:-14px">
+<b style="font-size:60px;margin-left:20px">replicax</b>
+<p style="font-size:32px;margin:16px 0 20px">The programming model of tf.distribute, on JAX</p>
+<img src="{images}/doors_jax.svg" width="860"></div>"""
+
+
+def draw_preview(browser: Browser) -> None:
+    """Draw the picture that other sites show beside a link to the documentation."""
+    root = Path(__file__).parents[1]
+    static = root / "site" / "static"
+    page = SITE.parent / "preview.html"
+    page.write_text(
+        PREVIEW.format(static=static.as_uri(), images=(root / "docs" / "images").as_uri()), encoding="utf-8"
+    )
+    tab = browser.new_page(viewport={"width": 1200, "height": 630})
+    tab.goto(page.as_uri())
+    tab.screenshot(path=static / "preview.png")
+    tab.close()
 
 
 def main() -> int:
@@ -119,6 +183,7 @@ def main() -> int:
     options.add_argument("--pictures", type=Path, help="a folder for pictures of some pages")
     options.add_argument("--only", default="*", help="a pattern for the paths of pages, such as 'how-to/*'")
     options.add_argument("--source", action="store_true", help="look at the pages of source too")
+    options.add_argument("--preview", action="store_true", help="draw site/static/preview.png, and nothing else")
     chosen = options.parse_args()
     pages = sorted(path for path in SITE.rglob("*.html") if "_static" not in path.parts)
     if not chosen.source:
@@ -126,6 +191,9 @@ def main() -> int:
     pages = [path for path in pages if path.relative_to(SITE).match(chosen.only)]
     with sync_playwright() as playwright:
         browser = open_browser(playwright)
+        if chosen.preview:
+            draw_preview(browser)
+            return 0
         lines = search(browser)
         if chosen.pictures:
             photograph(browser, chosen.pictures)

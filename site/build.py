@@ -23,6 +23,8 @@ import jupytext
 import links
 import reference
 
+from replicax import __version__
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 STAGED = ROOT / "build" / "docs" / "staged"
@@ -49,8 +51,10 @@ GENERATED = {DOCS / name: Path(name) for name in GENERATED_NAMES}
 # Sections: their index pages list their pages in the order of the site's navigation.
 SECTIONS = ("start", "tutorials", "how-to", "explanation", "reference")
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
-# What the first page has in the place of the README's introduction.
-INTRODUCTION = "<!-- README.md, from its second paragraph to its first heading -->"
+# Where the first page shows a section of the README, and the version.
+SHARED = re.compile(r"<!-- README.md: (.*) -->")
+VERSION = "<!-- version -->"
+HOME = os.environ.get("REPLICAX_HOME", "").rstrip("/")  # the address of the repository, as for hatch_build.py
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 TITLE = re.compile(r"^# .*$", re.MULTILINE)
 # Page -> words that find it in the search, beside those of its title.
@@ -70,10 +74,12 @@ def stage() -> None:
             shutil.copy(path, target)
             continue
         text = relink(path.read_text(encoding="utf-8"), path, place, files, shown)
-        if INTRODUCTION in text:
-            readme = ROOT / "README.md"
-            shared = introduction(readme.read_text(encoding="utf-8"))
-            text = text.replace(INTRODUCTION, relink(shared, readme, place, files, shown))
+        if path == DOCS / "index.md":
+            for title in SHARED.findall(text):
+                part = section((ROOT / "README.md").read_text(encoding="utf-8"), title)
+                part = relink(part, ROOT / "README.md", place, files, shown)
+                text = text.replace(f"<!-- README.md: {title} -->", part)
+            text = text.replace(VERSION, version_line())
         if place.name == "index.md":
             text += navigation(text, place)
         if "\nkernelspec:" in text[:200]:
@@ -109,11 +115,22 @@ def relink(text: str, path: Path, place: Path, files: dict[Path, Path], shown: d
     return "".join(part if part.startswith("```") else LINK.sub(link, part) for part in blocks)
 
 
-def introduction(readme: str) -> str:
-    """Returns the README's paragraphs between its first one, which follows the badges, and its first heading."""
-    paragraphs = readme.partition("\n## ")[0].split("\n\n")
-    first = next(number for number, text in enumerate(paragraphs) if text[0] not in "#![")
-    return "\n\n".join(paragraphs[first + 1 :]).strip()
+def section(text: str, title: str) -> str:
+    """Return a section of a page, with its heading.
+
+    >>> section("# A\\n\\n## B\\n\\nWords.\\n\\n## C\\n", "B")
+    '## B\\n\\nWords.'
+    """
+    _, heading, rest = text.partition(f"\n## {title}\n")
+    if not heading:
+        raise SystemExit(f"README.md has no section {title!r}, which docs/index.md shows")
+    return f"{heading}{rest.partition(chr(10) + '## ')[0]}".strip()
+
+
+def version_line() -> str:
+    """Return the version, with links to the repository, if its address is known, and to the changes."""
+    repository = [f"[Repository]({HOME})"] * bool(HOME)
+    return " · ".join([f"Version {__version__}", *repository, "[Changes](project/changelog.md)"])
 
 
 def navigation(text: str, place: Path) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import replicax
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+import about_pages
 
 project = "replicax"
 author = "the authors of replicax"
@@ -22,6 +25,7 @@ extensions = [
     "sphinx.ext.viewcode",  # links from names to their source
     "sphinx_copybutton",
     "names",  # links from names in text to the reference
+    "about_pages",  # descriptions for search engines and previews, links to edit a page
 ]
 
 # Markdown.
@@ -55,6 +59,7 @@ viewcode_line_numbers = True
 # The look: https://pydata-sphinx-theme.readthedocs.io
 html_theme = "pydata_sphinx_theme"
 html_title = f"replicax {release}"
+html_baseurl = about_pages.base_address(release)
 html_static_path = ["static"]
 templates_path = ["templates"]
 html_css_files = ["site.css"]
@@ -63,13 +68,16 @@ html_favicon = "static/icon.svg"
 html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 html_copy_source = False
 html_show_sourcelink = False
+home = os.environ.get("REPLICAX_HOME", "").rstrip("/")  # the repository, as for hatch_build.py
 html_theme_options = {
     "logo": {"text": "replicax", "image_light": "static/icon.svg", "image_dark": "static/icon.svg", "alt_text": ""},
     "header_links_before_dropdown": 6,
     "navbar_align": "left",
-    "navbar_end": ["versions", "theme-switcher"],
+    "navbar_end": ["versions", "navbar-icon-links", "theme-switcher"],
     "navigation_with_keys": False,
-    "secondary_sidebar_items": ["page-toc"],
+    "icon_links": [{"name": "Repository", "url": home, "icon": "fa-solid fa-code-branch"}] if home else [],
+    "use_edit_page_button": bool(home),
+    "secondary_sidebar_items": {"**": ["page-toc", "edit-this-page"], "index": []},
     "show_nav_level": 1,
     "show_toc_level": 2,
     "footer_start": ["copyright"],
@@ -78,6 +86,8 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 html_context = {"default_mode": "auto"}  # light or dark, as the reader's system is
+if home:
+    html_context["edit_page_url_template"] = f"{home}/edit/main/docs/{{{{ file_name }}}}"
 html_sidebars = dict.fromkeys(("index", "troubleshooting", "which-tool", "search"), [])  # pages without a section
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
