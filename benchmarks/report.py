@@ -164,7 +164,6 @@ def summary(page: str) -> Table:
         ["a step with sharded variables", "JAX with `NamedSharding`", sharded],
         ["short steps, 32 in a call", "JAX by hand", spread_of("epoch", "/ by hand", contender="several")],
         ["memory of a device", "JAX by hand", spread_of("memory", "device / best", contender="replicax")],
-        ["import", "`import jax`", spread_of("start", "/ jax", **{"import": "replicax"})],
     ]
     return "Summary", ["what", "compared with", "replicax takes"], rows
 
