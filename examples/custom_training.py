@@ -2,7 +2,7 @@
 
     python examples/custom_training.py
 
-The only line that is not TensorFlow's is the import. docs/how-to/from-tensorflow.md shows both side by side.
+The only line that is not TensorFlow's is the import. docs/how-to/migrate-from-tensorflow.md shows both side by side.
 """
 
 import numpy as np

@@ -3,7 +3,8 @@
 Each page is opened from the disk, at the width of a desk and of a phone, in light and in dark. It may report no error,
 ask for nothing that is not there and be no wider than the screen, nor its title and the list of its headings wider than
 their columns; axe-core may find nothing that keeps people out (contrast, headings, alternative texts, names of
-controls). The search has to find names, and the words of a message.
+controls). The search has to find names, the words of a message and what people look for, and old addresses have to lead
+to the pages of today.
 
 Playwright drives the browser; CHROMIUM in the environment names one, by default that of the machine.
 """
@@ -16,12 +17,15 @@ import multiprocessing
 import os
 import shutil
 import sys
+import tomllib
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, TimeoutError, sync_playwright
+
+from replicax._base import doc_pages
 
 SITE = Path(__file__).parents[1] / "build" / "site"
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -47,10 +51,10 @@ SEARCHES = FIRST | {
     "pmap": "tutorials/from-jax.html",
     "NamedSharding": "tutorials/from-jax.html",
     "torch ddp": "tutorials/from-pytorch.html",
-    "migrate from tensorflow": "how-to/from-tensorflow.html",
+    "migrate from tensorflow": "how-to/migrate-from-tensorflow.html",
     "preemption": "how-to/preemption.html",
     "profiling": "how-to/profiling.html",
-    "nan loss": "how-to/find-errors.html",
+    "nan loss": "how-to/debugging.html",
     "gradient clipping": "how-to/gradients.html",
     "learning rate schedule": "how-to/gradients.html",
     "data loading": "how-to/input.html",
@@ -141,7 +145,10 @@ def visit(path: Path) -> list[str]:
 
 def search(browser: Browser) -> list[str]:
     """Search from the disk, and return a line for each search that does not find its page."""
-    lines = []
+    keywords = tomllib.loads(Path(__file__).with_name("keywords.toml").read_text(encoding="utf-8"))
+    lines = [
+        f"keywords.toml names {page}, which is no page" for page in keywords if not (SITE / f"{page}.html").is_file()
+    ]
     tab = browser.new_page()
     for words, wanted in SEARCHES.items():
         tab.goto(f"{(SITE / 'search.html').as_uri()}?q={quote(words)}")
@@ -152,6 +159,20 @@ def search(browser: Browser) -> list[str]:
         few = [place.partition("#")[0] for place in places[: 1 if words in FIRST else 3]]
         if wanted not in few:
             lines.append(f"a search for {words!r} finds {few} first, and not {wanted}")
+    tab.close()
+    return lines
+
+
+def follow_redirects(browser: Browser) -> list[str]:
+    """Open the old addresses of pages, and return a line for each that does not lead to the new one."""
+    lines = []
+    tab = browser.new_page()
+    for old, new in doc_pages.MOVED.items():
+        tab.goto(f"{(SITE / old).as_uri()}.html#anchor")
+        try:
+            tab.wait_for_url(f"{(SITE / new).as_uri()}.html#anchor", timeout=10_000)
+        except TimeoutError:
+            lines.append(f"{old}.html leads to {tab.url}, and not to {new}.html")
     tab.close()
     return lines
 
@@ -186,6 +207,8 @@ def main() -> int:
     options.add_argument("--preview", action="store_true", help="draw site/static/preview.png, and nothing else")
     chosen = options.parse_args()
     pages = sorted(path for path in SITE.rglob("*.html") if "_static" not in path.parts)
+    moved = {SITE / f"{old}.html" for old in doc_pages.MOVED}
+    pages = [path for path in pages if path not in moved]
     if not chosen.source:
         pages = [path for path in pages if "_modules" not in path.parts]
     pages = [path for path in pages if path.relative_to(SITE).match(chosen.only)]
@@ -194,7 +217,7 @@ def main() -> int:
         if chosen.preview:
             draw_preview(browser)
             return 0
-        lines = search(browser)
+        lines = search(browser) + follow_redirects(browser)
         if chosen.pictures:
             photograph(browser, chosen.pictures)
         browser.close()
@@ -213,7 +236,7 @@ def main() -> int:
 def photograph(browser: Browser, folder: Path) -> None:
     """Takes pictures of some pages, on a desk and on a phone, in light and in dark."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = ["index", "start/the-idea", "tutorials/first-loop", "how-to/index", "which-tool", "troubleshooting"]
+    names = ["index", "start/the-idea", "tutorials/first-loop", "how-to/index", "choosing-a-tool", "troubleshooting"]
     names += [
         "reference/api/index",
         "reference/api/replicax.Variable",

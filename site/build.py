@@ -24,6 +24,7 @@ import links
 import reference
 
 from replicax import __version__
+from replicax._base import doc_pages
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -222,6 +223,22 @@ def tidy(site: Path) -> None:
     (site / "_static" / "webpack-macros.html").unlink(missing_ok=True)
 
 
+REDIRECT = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>This page has moved</title>
+<script>location.replace("{target}" + location.search + location.hash)</script>
+<meta http-equiv="refresh" content="1; url={target}"><link rel="canonical" href="{target}"></head>
+<body><p>This page has moved: <a href="{target}">{target}</a></p></body></html>
+"""
+
+
+def redirect(site: Path) -> None:
+    """Write a page at each old address that leads to the new one; a script keeps the anchor."""
+    for old, new in doc_pages.MOVED.items():
+        page = site / f"{old}.html"
+        target = os.path.relpath(site / f"{new}.html", page.parent)
+        page.write_text(REDIRECT.format(target=target), encoding="utf-8")
+
+
 def main() -> int:
     """Builds the site, and returns the exit status."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -247,6 +264,7 @@ def main() -> int:
     status = subprocess.run([*command, str(SOURCE), str(out)], env=environment, check=False).returncode
     if status == 0 and chosen.builder == "html":
         tidy(out)
+        redirect(out)
         wrong = links.broken(out)
         print("\n".join(wrong))
         status = 1 if wrong else 0

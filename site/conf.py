@@ -88,7 +88,7 @@ html_theme_options = {
 html_context = {"default_mode": "auto"}  # light or dark, as the reader's system is
 if home:
     html_context["edit_page_url_template"] = f"{home}/edit/main/docs/{{{{ file_name }}}}"
-html_sidebars = dict.fromkeys(("index", "troubleshooting", "which-tool", "search"), [])  # pages without a section
+html_sidebars = dict.fromkeys(("index", "troubleshooting", "choosing-a-tool", "search"), [])  # pages without a section
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 copybutton_only_copy_prompt_lines = True

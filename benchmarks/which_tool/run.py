@@ -1,4 +1,4 @@
-"""Runs the same small training program in several tools, in turns, and writes docs/which-tool.md's table and programs.
+"""Runs the same small training program in several tools, in turns, and fills docs/choosing-a-tool.md.
 
     python benchmarks/which_tool/run.py --tensorflow PYTHON --torch PYTHON    # three rounds, and the table
     python benchmarks/which_tool/run.py --json which.json ...                 # keeps every number
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs" / "which-tool.md"
+PAGE = HERE.parents[1] / "docs" / "choosing-a-tool.md"
 SOURCES = HERE.parents[1] / "src"
 DEVICES = 4
 STEPS_AN_EPOCH = 16
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--tensorflow", metavar="PYTHON", default=os.environ.get("REPLICAX_TENSORFLOW_PYTHON"))
     parser.add_argument("--torch", metavar="PYTHON", default=os.environ.get("REPLICAX_TORCH_PYTHON"))
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every number there")
-    parser.add_argument("--page", metavar="FILE", nargs="?", const="", help="measure nothing; fill docs/which-tool.md")
+    parser.add_argument("--page", metavar="FILE", nargs="?", const="", help="only fill docs/choosing-a-tool.md")
     options = parser.parse_args()
     if options.page is not None:
         results = json.loads(Path(options.page).read_text(encoding="utf-8")) if options.page else None

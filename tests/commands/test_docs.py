@@ -25,6 +25,13 @@ def test_a_page_is_shown_as_it_is_written(name, capsys):
     assert capsys.readouterr().out == (doc_pages.folder() / "how-to" / "launch.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", [*doc_pages.MOVED, "find-errors", "which-tool.html"])
+def test_old_name_shows_the_page_under_its_new_name(name, capsys):
+    assert main(["docs", name]) == 0
+    moved = {**doc_pages.MOVED, "find-errors": "how-to/debugging", "which-tool.html": "choosing-a-tool"}
+    assert capsys.readouterr().out == (doc_pages.folder() / f"{moved[name]}.md").read_text(encoding="utf-8")
+
+
 def test_a_section_ends_where_the_next_one_begins(capsys):
     assert main(["docs", "how-to/launch#slurm"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -7,6 +7,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+# Pages under their old names: `replicax docs` shows them, and the site redirects to them.
+MOVED = {
+    "how-to/find-errors": "how-to/debugging",
+    "how-to/from-tensorflow": "how-to/migrate-from-tensorflow",
+    "which-tool": "choosing-a-tool",
+}
+
 _PACKAGE = Path(__file__).parents[1]
 _FENCE = re.compile(r"^(`{3,})")
 _HEADING = re.compile(r"^(#+) +(.*?) *$")

@@ -6,7 +6,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from replicax._base import doc_pages
@@ -40,6 +40,8 @@ def main(arguments: Sequence[str], program: str) -> int:
     name, _, anchor = options.page.removesuffix(".md").partition("#")
     name = _full_name(name.removesuffix(".html"), pages)
     if name not in pages:
+        name = doc_pages.MOVED.get(_full_name(name, doc_pages.MOVED), name)
+    if name not in pages:
         near = difflib.get_close_matches(name, [*pages, *(page.rpartition("/")[2] for page in pages)], 1)
         hint = f" Did you mean {_full_name(near[0], pages)}?" if near else ""
         print(f"{program}: there is no page {name}.{hint} `{program}` lists all pages.", file=sys.stderr)
@@ -63,7 +65,7 @@ def _paths() -> list[Path]:
     return sorted(doc_pages.folder().rglob("*.md"))
 
 
-def _full_name(name: str, pages: dict[str, Path]) -> str:
+def _full_name(name: str, pages: Collection[str]) -> str:
     """Returns the name of the only page whose last part is `name`, or `name` itself."""
     ending = [page for page in pages if page.rpartition("/")[2] == name]
     return ending[0] if len(ending) == 1 and name not in pages else name

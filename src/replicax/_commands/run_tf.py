@@ -13,7 +13,7 @@ from replicax.launch._environment import with_large_pages
 
 _DESCRIPTION = """\
 Run a program of TensorFlow's as it is, on JAX: `import tensorflow` gives it, and the libraries that it imports,
-replicax.tf. All else is as with `python PROGRAM ARGUMENTS`. See `replicax docs how-to/from-tensorflow`.
+replicax.tf. All else is as with `python PROGRAM ARGUMENTS`. See `replicax docs how-to/migrate-from-tensorflow`.
 """
 
 _EPILOG = """\

@@ -57,7 +57,7 @@ def lost_error(name: str, step: str) -> StepError:
     return StepError(
         f"{name} has no value: {step}, which assigns it, failed while it ran (see the error above). Restore a "
         "checkpoint, or assign all of the value, before it is read. "
-        f"See {doc_pages.page('how-to/find-errors#when-a-compiled-step-fails')}."
+        f"See {doc_pages.page('how-to/debugging#when-a-compiled-step-fails')}."
     )
 
 

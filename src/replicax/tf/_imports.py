@@ -242,7 +242,7 @@ def install() -> None:
         raise RuntimeError(
             f"TensorFlow itself was imported already, from {getattr(loaded, '__file__', None)}. Call "
             "replicax.tf.install() before anything imports it, or start the program with `replicax run-tf`. "
-            f"See {doc_pages.page('how-to/from-tensorflow#2-run-it-as-it-is')}."
+            f"See {doc_pages.page('how-to/migrate-from-tensorflow#2-run-it-as-it-is')}."
         )
     if _installed:
         return

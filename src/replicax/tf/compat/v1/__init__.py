@@ -43,7 +43,7 @@ def _refuse(name: str) -> None:
     raise RuntimeError(
         f"tf.compat.v1.{name} asks for TensorFlow 1's graphs and sessions, which replicax has none of. Leave the call "
         "out and write the training loop with functions: @tf.function compiles them. "
-        f"See {doc_pages.page('how-to/from-tensorflow')}."
+        f"See {doc_pages.page('how-to/migrate-from-tensorflow')}."
     )
 
 
