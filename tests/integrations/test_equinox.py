@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from strategies import MEAN, SUM, ctx, over, ways
+from strategies import MEAN, SUM, ctx, mirrored, over, sharded, ways
 
 import replicax as rx
 
@@ -84,3 +84,48 @@ def test_models_are_arguments_of_replicas_and_checkpoints_restore_them(make, way
     variable.assign(jax.tree.map(jnp.zeros_like, layer))
     rx.train.Checkpoint(layer=variable).restore(path).assert_consumed()
     np.testing.assert_array_equal(variable.value().weight, layer.weight)
+
+
+class Normalized(eqx.Module):
+    norm: eqx.nn.BatchNorm
+    out: eqx.nn.Linear
+
+    def __init__(self, axis_name):
+        self.norm = eqx.nn.BatchNorm(3, axis_name=axis_name, mode="batch")
+        self.out = eqx.nn.Linear(3, 1, key=jax.random.key(0))
+
+    def __call__(self, x, state):
+        x, state = self.norm(x, state)
+        return self.out(x), state
+
+
+@pytest.mark.parametrize("make", [functools.partial(mirrored, 4), functools.partial(sharded, 2)])
+def test_batch_norm_over_all_replicas_has_the_statistics_of_one_device(make):
+    """Its `State` refuses values of another type, and types have the mesh of the replicas."""
+
+    def trained(strategy, axis_name):
+        model, state = eqx.nn.make_with_state(Normalized)(axis_name)
+        arrays, static = eqx.partition(model, eqx.is_inexact_array)
+        with strategy.scope():
+            params, statistics = rx.Variable(arrays), rx.Variable(state, trainable=False)
+            optimizer = rx.Optimizer(TRANSFORMATION, params)
+
+        def replica(x, y):
+            def loss_of(arrays, state):
+                model = jax.vmap(eqx.combine(arrays, static), axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+                outputs, state = model(x, state)
+                return rx.share_of_mean((outputs - y) ** 2), state
+
+            (_, state), gradients = jax.value_and_grad(loss_of, has_aux=True)(params.value(), statistics.value())
+            optimizer.apply_gradients(gradients)
+            statistics.assign(state)
+
+        dataset = rx.data.Dataset.from_tensor_slices((X[:16], Y[:16])).batch(8)
+        step = rx.function(lambda x, y: strategy.run(replica, args=(x, y)))
+        for batch in strategy.experimental_distribute_dataset(dataset):
+            step(*batch)
+        return jax.tree.leaves((params.value(), statistics.value()))
+
+    expected = trained(rx.OneDeviceStrategy("CPU:0"), "batch")
+    for found, leaf in zip(trained(make(), ("batch", "replica")), expected, strict=True):
+        np.testing.assert_allclose(found, leaf, rtol=1e-4, atol=1e-5)

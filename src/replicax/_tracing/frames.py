@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 from jax.core import ShapedArray
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._base import jax_internals, tracebacks
 from replicax._base.types import Leaf
@@ -232,8 +233,10 @@ class TraceFrame(Frame):
     def new_input(self, aval: jax.Array | jax.ShapeDtypeStruct) -> tuple[int, jax.Array]:
         """Adds an input to this level, and returns its slot and its tracer."""
         slot = next(_slots)
+        # In replicas, the type has their mesh, as the types of computed values have: Equinox compares the two.
+        sharding = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec())
         with jex.set_current_trace(self.trace):
-            return slot, _input.bind(slot=slot, aval=ShapedArray(aval.shape, aval.dtype))
+            return slot, _input.bind(slot=slot, aval=ShapedArray(aval.shape, aval.dtype, sharding=sharding))
 
     def read(self, variable: State) -> list[jax.Array]:
         key = id(variable)
