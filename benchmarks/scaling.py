@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
         options.json.write_text(json.dumps(measure(options, options.measure)))
         return
     import replicax as rx
-    from replicax.launch._environment import visible_gpus
+    from replicax._launch._environment import visible_gpus
 
     virtual = max(options.replicas) > len(visible_gpus(environment()))
     figures = [rx.Benchmark(**_in_its_own_process(arguments, count, virtual)) for count in options.replicas]

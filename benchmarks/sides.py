@@ -83,7 +83,7 @@ class Side:
         if self._workers == 1:
             yield environment()
             return
-        from replicax.launch._environment import Ports, worker_environment
+        from replicax._launch._environment import Ports, worker_environment
 
         folder = self._stack.enter_context(tempfile.TemporaryDirectory())
         ports = Ports(self._workers)
@@ -137,7 +137,7 @@ def environment() -> dict[str, str]:
     Python keeps bytecode, as it comes with an installed package, even where it is told to keep none: to compile our
     sources takes longer than to import them, while those of the installed libraries are compiled already.
     """
-    from replicax.launch._environment import with_large_pages
+    from replicax._launch._environment import with_large_pages
 
     path = os.pathsep.join(filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")]))
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

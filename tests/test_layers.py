@@ -36,8 +36,9 @@ PACKAGES = (
     "_integrations",
     "_strategies",
     "_plan",
+    "_launch",
 )
-PROGRAMS = ("launch", "tf", "_commands")  # packages that import from all others
+PROGRAMS = ("tf", "_commands")  # packages that import from all others
 
 # The modules that may use what JAX does not document.
 MAY_USE_JAX_SRC = {"_base.jax_internals"}

@@ -319,7 +319,7 @@ def test_import_is_light(run_python):
     done = run_python(
         """
         import json, sys, threading
-        import replicax._commands, replicax.launch._cli
+        import replicax._commands, replicax._launch._cli
         launcher = {"jax", "numpy"} & set(sys.modules)
         import jax, jax.numpy, numpy
 

@@ -43,6 +43,7 @@ from replicax._collectives.cross_device_ops import (
 from replicax._engine.function import Function, function
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.iterator import DistributedIterator
+from replicax._launch.function import launch
 from replicax._optim.accumulate_gradients import accumulate_gradients
 from replicax._optim.optimizer import Optimizer
 from replicax._optim.share_of_mean import share_of_mean
@@ -138,6 +139,7 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "launch",
     "name_scope",
     "plan",
     "profile",

@@ -23,7 +23,7 @@ from replicax._job.diagnosis import Peer
 from replicax._job.monitor import Monitor
 from replicax._job.preflight import Gathering
 from replicax._job.state import Job
-from replicax.launch._outcome import read_mark
+from replicax._launch._outcome import read_mark
 
 
 def ready(calls: CallLog, label: str) -> None:

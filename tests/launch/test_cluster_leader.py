@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from replicax.launch._cluster_leader import ClusterLeader
+from replicax._launch._cluster_leader import ClusterLeader
 
 
 class Member:

@@ -600,7 +600,7 @@ def test_an_interrupt_while_the_launcher_ends_is_no_traceback_and_leaves_nothing
         f"""
         import os, signal
         from replicax._commands import main
-        from replicax.launch import _guard
+        from replicax._launch import _guard
         ends = _guard.end_descendants
         def interrupted(**options):
             os.kill(os.getpid(), signal.SIGINT)

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replicax._job.channel import parse
-from replicax.launch._environment import LaunchError, Ports, visible_gpus
-from replicax.launch._outcome import Outcome, job_outcome, read_report
-from replicax.launch._output import LONGEST_LINE, PROGRESS_INTERVAL, Lines
+from replicax._launch._environment import LaunchError, Ports, visible_gpus
+from replicax._launch._outcome import Outcome, job_outcome, read_report
+from replicax._launch._output import LONGEST_LINE, PROGRESS_INTERVAL, Lines
 
 # Nothing by the clock: the machine may be busy.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -76,7 +76,7 @@ def test_ports_are_free_different_and_held():
 
 def test_a_port_in_use_is_not_taken(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr("replicax.launch._environment._ports_to_try", lambda: [server.getsockname()[1]])
+        monkeypatch.setattr("replicax._launch._environment._ports_to_try", lambda: [server.getsockname()[1]])
         with pytest.raises(LaunchError, match="no 1 free ports"):
             Ports(1)
 

@@ -165,7 +165,7 @@ def test_the_page_names_files_and_options_that_there_are():
     page = path.read_text(encoding="utf-8")
     for target in re.findall(r"\]\((\.\./[^)]+)\)", page):
         assert (path.parent / target.partition("#")[0]).is_file(), target
-    from replicax.launch._cli import parser
+    from replicax._launch._cli import parser
 
     options = set(re.findall(r"--[a-z][a-z-]+", parser("replicax launch").format_help()))
     before_recipes = page[: page.index("## Slurm")]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from replicax._base import program_arguments, tensorflow_programs
-from replicax.launch._environment import with_large_pages
+from replicax._launch._environment import with_large_pages
 
 _DESCRIPTION = """\
 Run a program of TensorFlow's as it is, on JAX: `import tensorflow` gives it, and the libraries that it imports,

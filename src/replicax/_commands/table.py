@@ -46,7 +46,7 @@ COMMANDS = (
         "Run a program",
         "start a program as several workers of one job",
         "replicax launch --workers 4 train.py",
-        "replicax.launch._cli",
+        "replicax._launch._cli",
     ),
     Command(
         "plan",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from replicax._commands.info.section import Section, readable_bytes
-from replicax.launch._environment import visible_gpus
+from replicax._launch._environment import visible_gpus
 
 PROBE = (sys.executable, "-m", "replicax._commands.info.device_probe")
 _LINES = 6  # of an error

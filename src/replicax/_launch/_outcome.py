@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from replicax._base.errors import listed
-from replicax.launch._environment import Task
+from replicax._launch._environment import Task
 
 # So many lines of its standard error are shown of a worker that ended without a report.
 TAIL_LINES = 30

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from replicax._job.channel import HEARTBEAT, HEARTBEAT_SECONDS, Message, join_address, seconds_from_environment
 from replicax._job.command_lines import JOB_ID
-from replicax.launch import _guard
-from replicax.launch._cluster_leader import ClusterLeader
-from replicax.launch._connection import Connection, Listener, connect
-from replicax.launch._environment import (
+from replicax._launch import _guard
+from replicax._launch._cluster_leader import ClusterLeader
+from replicax._launch._connection import Connection, Listener, connect
+from replicax._launch._environment import (
     LaunchError,
     Ports,
     Task,
@@ -25,12 +25,12 @@ from replicax.launch._environment import (
     visible_gpus,
     worker_environment,
 )
-from replicax.launch._job_secret import Secret, job_secret
-from replicax.launch._leader import Leader, LocalLink, offers
-from replicax.launch._local_tasks import LocalTasks
-from replicax.launch._local_workers import LocalProcesses, LocalWorkers, Worker
-from replicax.launch._outcome import Outcome, exit_status, job_outcome, signal_name
-from replicax.launch._output import Screen
+from replicax._launch._job_secret import Secret, job_secret
+from replicax._launch._leader import Leader, LocalLink, offers
+from replicax._launch._local_tasks import LocalTasks
+from replicax._launch._local_workers import LocalProcesses, LocalWorkers, Worker
+from replicax._launch._outcome import Outcome, exit_status, job_outcome, signal_name
+from replicax._launch._output import Screen
 
 # Seconds from the request to end to SIGKILL: after a failure, and when the launcher was asked to end, where a worker
 # may want to save its state.

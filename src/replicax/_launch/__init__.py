@@ -1,5 +1,5 @@
-"""`replicax launch`: starts the workers of a job, and acts as one with them.
+"""`replicax launch` and `rx.launch`: start the workers of a job, and act as one with them.
 
 `replicax docs how-to/launch` is the guide; `replicax launch --help` lists the options. `python -m replicax.launch` is
-the same.
+the same command.
 """

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from replicax._base.errors import listed
 from replicax._job.channel import Message
-from replicax.launch._environment import Task
-from replicax.launch._leader import STARTED, Leader, Link, numbers
-from replicax.launch._outcome import Outcome, exit_status, tell
+from replicax._launch._environment import Task
+from replicax._launch._leader import STARTED, Leader, Link, numbers
+from replicax._launch._outcome import Outcome, exit_status, tell
 
 
 class _Absent:

@@ -12,9 +12,9 @@ import itertools
 from collections.abc import Callable, Collection, Sequence
 
 from replicax._job.channel import Message
-from replicax.launch._environment import Task
-from replicax.launch._local_workers import LocalProcesses, Worker
-from replicax.launch._outcome import Outcome, describe, readable
+from replicax._launch._environment import Task
+from replicax._launch._local_workers import LocalProcesses, Worker
+from replicax._launch._outcome import Outcome, describe, readable
 
 # Seconds from the end of a task to its next start: one that cannot start does not do so all the time, and one that ends
 # because the chief has just ended is not started at all.

@@ -14,10 +14,10 @@ from replicax._base import program_arguments, tensorflow_programs, terminal
 from replicax._base.errors import JobError
 from replicax._job.channel import parse
 from replicax._job.command_lines import JOB_ID, default_job_id
-from replicax.launch._environment import LaunchError, check_open_files
-from replicax.launch._launcher import TASK_RESTARTS, Launcher, Plan
-from replicax.launch._leader import offers
-from replicax.launch._output import Screen
+from replicax._launch._environment import LaunchError, check_open_files
+from replicax._launch._launcher import TASK_RESTARTS, Launcher, Plan
+from replicax._launch._leader import offers
+from replicax._launch._output import Screen
 
 _DESCRIPTION = """\
 Start the same program as several workers of one job, and act as one with them: TF_CONFIG is set for each, their output

@@ -26,8 +26,8 @@ from replicax._job.channel import (
     join_address,
     looked_up,
 )
-from replicax.launch._environment import LaunchError
-from replicax.launch._leader import FROM_LEADER, Leader, checked
+from replicax._launch._environment import LaunchError
+from replicax._launch._leader import FROM_LEADER, Leader, checked
 
 _RETRY = 0.25
 _ALIVE = {"op": "alive"}

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO
 
 from replicax._job.channel import Message
-from replicax.launch import _guard
-from replicax.launch._environment import Task
-from replicax.launch._outcome import TAIL_LINES, Outcome, read_mark, read_report, readable
-from replicax.launch._output import Lines, Screen
+from replicax._launch import _guard
+from replicax._launch._environment import Task
+from replicax._launch._outcome import TAIL_LINES, Outcome, read_mark, read_report, readable
+from replicax._launch._output import Lines, Screen
 
 # Seconds that the others have, once a worker has failed, to say what they know of it before they are ended.
 SETTLE = 2.0

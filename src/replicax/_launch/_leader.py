@@ -28,8 +28,8 @@ from typing import Any, Protocol
 
 from replicax._base.errors import listed
 from replicax._job.channel import Message, parse
-from replicax.launch._environment import Task
-from replicax.launch._outcome import Outcome, exit_status, job_outcome, signal_name, was_preempted
+from replicax._launch._environment import Task
+from replicax._launch._outcome import Outcome, exit_status, job_outcome, signal_name, was_preempted
 
 STARTED = "All workers of this job have been started already."
 _NAMED = 50  # missing workers that are named one by one
