@@ -373,6 +373,74 @@ def test_plateau_of_the_loss_lowers_the_learning_rate(way, sharded):
     assert float(optimizer.state.value()[1].scale) == 0.5**4
 
 
+TRANSFORMATIONS_WITH_EXTRAS = {
+    "plateau": lambda: optax.chain(optax.adam(0.3), optax.contrib.reduce_on_plateau(factor=0.5, patience=1)),
+    "lbfgs": optax.lbfgs,
+    "schedule_free": lambda: optax.contrib.schedule_free_adamw(0.1),
+}
+
+
+@pytest.mark.across_processes
+@dealt(
+    "name, op",
+    few([("lbfgs", "SUM"), ("plateau", "SUM"), ("schedule_free", "SUM"), ("lbfgs", "MEAN")]),
+    copies=True,
+    one_of_each=True,
+)
+def test_transformations_that_evaluate_the_loss_give_those_of_the_whole_batch(make, n, op, name):
+    """For batches of seven and three rows, whose parts have other sizes on 2 and 4 replicas."""
+    strategy = make()
+    transformation = TRANSFORMATIONS_WITH_EXTRAS[name]()
+    extras = {"lbfgs": ("value", "grad", "value_fn"), "plateau": ("value",)}.get(name, ())
+    x, y = jnp.asarray(X[:, :3]), jnp.asarray(X @ np.float32([1, -2, 3]))
+    with strategy.scope():
+        w = rx.Variable(jnp.zeros(3))
+        optimizer = rx.Optimizer(transformation, w, reduce_op=op)
+
+    def errors(w, x, y):
+        return (x @ w - y) ** 2
+
+    def replica(batch):
+        x, y = batch
+        mean = jnp.mean if op == "MEAN" else rx.share_of_mean
+        value_fn = lambda w: mean(errors(w, x, y))  # noqa: E731
+        value, grad = jax.value_and_grad(value_fn)(w.value())
+        known = {"value": value, "grad": grad, "value_fn": value_fn}
+        optimizer.apply_gradients(grad, **{name: known[name] for name in extras})
+
+    step = rx.function(lambda batch: strategy.run(replica, args=(batch,)))
+    parts = [slice(0, 7), slice(7, 8)]
+    dataset = rx.data.Dataset.from_tensor_slices((x, y)).batch(7)
+    options = rx.InputOptions(pad_last_batch=True)
+    params, state = jnp.zeros(3), transformation.init(jnp.zeros(3))
+    for batch, rows in zip(strategy.experimental_distribute_dataset(dataset, options), parts):
+        step(batch)
+        value_fn = lambda w: jnp.mean(errors(w, x[rows], y[rows]))  # noqa: B023, E731
+        value, grad = jax.value_and_grad(value_fn)(params)
+        known = {"value": value, "grad": grad, "value_fn": value_fn}
+        updates, state = transformation.update(grad, state, params, **{name: known[name] for name in extras})
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(w.numpy(), params, rtol=1e-4, atol=1e-5)
+
+
+def test_a_line_search_over_several_replicas_needs_a_compiled_step():
+    strategy = mirrored(2)
+    with strategy.scope():
+        w = rx.Variable(1.0)
+        optimizer = rx.Optimizer(optax.lbfgs(), w)
+    with pytest.raises(RuntimeError, match="`value_fn`.*rx.function.*pad_last_batch=True"):
+        strategy.run(lambda: optimizer.apply_gradients(1.0, value=1.0, grad=1.0, value_fn=lambda w: w**2))
+    central = rx.experimental.CentralStorageStrategy(["GPU:0", "GPU:1"])
+    with central.scope():
+        w = rx.Variable(1.0)
+        optimizer = rx.Optimizer(optax.lbfgs(), w)
+    step = rx.function(
+        lambda: central.run(lambda: optimizer.apply_gradients(1.0, value=1.0, grad=1.0, value_fn=lambda w: w**2))
+    )
+    with pytest.raises(RuntimeError, match="`value_fn`.*variables have a copy on each replica"):
+        step()
+
+
 @ways
 def test_extra_arguments_in_cross_replica_context_and_wrong_ones(way):
     strategy = mirrored(2)

@@ -22,6 +22,7 @@ from replicax._engine import modes
 from replicax._engine.function import Function
 from replicax._engine.replica_trace import SpmdContext
 from replicax._optim.initial_state import InitialState, initial_state
+from replicax._optim.reduce_value_fn import NOT_COMPILED, reduce_value_fn
 from replicax._passes import sharded_eval
 from replicax._tracing import context
 from replicax._tracing.context import ReplicaContext, StrategyLike
@@ -185,14 +186,16 @@ class Optimizer:
                 variable) as Keras takes it. None stands for a zero gradient. In cross-replica context its leaves are
                 per-replica values.
             **extra_args: pass on to the transformation's `update`, if it takes them (Optax's
-                `GradientTransformationExtraArgs`), for example `value=loss` for `optax.contrib.reduce_on_plateau`.
-                `value` and `grad` belong to the replica's own gradients and are reduced like these, by `reduce_op`, so
-                that `value` is the loss that the update minimizes. Pass the replica's part, which is not reduced yet.
-                All others are passed unchanged and must be the same on every replica.
+                `GradientTransformationExtraArgs`), for example `value=loss` for `optax.contrib.reduce_on_plateau`, or
+                `value`, `grad` and `value_fn` for `optax.lbfgs` and line searches. These three belong to the replica's
+                own gradients and are reduced like these, by `reduce_op`, so that `value` is the loss that the update
+                minimizes. Pass the replica's part, which is not reduced yet: `value_fn` computes it from the
+                parameters. All others are passed unchanged and must be the same on every replica.
 
         Raises:
             ValueError: the structure is another one, or a pair has a variable that is not optimized here.
             TypeError: the transformation takes no argument with this name.
+            RuntimeError: several replicas that are not compiled together pass a `value_fn`.
 
         >>> import jax.numpy as jnp, optax, replicax as rx
         >>> w = rx.Variable([1.0, 2.0])
@@ -209,6 +212,16 @@ class Optimizer:
                 own = {name: extra_args[name] for name in _OF_GRADIENTS if name in extra_args}
                 gradients, own = self._weigh_by_rows((gradients, own), replica_context)
                 extra_args = extra_args | own
+                if callable(value_fn := extra_args.get("value_fn")) and replica_context.num_replicas_in_sync > 1:
+                    extended = replica_context.strategy.extended
+                    if not isinstance(replica_context, SpmdContext) or extended._variables_live_once:
+                        raise RuntimeError(NOT_COMPILED)
+
+                    @functools.wraps(value_fn)  # a line search reads the names of the arguments
+                    def weighted(*args: Tree, **kwargs: Tree) -> Tree:
+                        return self._weigh_by_rows(value_fn(*args, **kwargs), replica_context)
+
+                    extra_args["value_fn"] = weighted
             self._apply(gradients, extra_args)
         else:
             if self._reduce_op is ReduceOp.MEAN:
@@ -315,7 +328,10 @@ class Optimizer:
     def _reduce_own(self, replica_context: ReplicaContext, extra_args: dict[str, Tree]) -> dict[str, Tree]:
         """Return the arguments that belong to a replica's gradients, reduced like these."""
         own = {name: jax.tree.map(jnp.asarray, extra_args[name]) for name in _OF_GRADIENTS if name in extra_args}
-        reduced: dict[str, Tree] = replica_context._reduce_nest(self._reduce_op, own, self._options)
+        reduce = functools.partial(replica_context._reduce_nest, self._reduce_op, options=self._options)
+        reduced: dict[str, Tree] = reduce(own)
+        if callable(value_fn := extra_args.get("value_fn")):
+            reduced["value_fn"] = reduce_value_fn(value_fn, reduce)
         return reduced
 
     def _apply_compiled(self, strategy: StrategyLike, *args: Tree) -> None:
