@@ -1,4 +1,4 @@
-"""Checkpoints: saving the state of a training, and restoring it.
+"""Checkpoints (saving the state of a training, and restoring it) and early stopping.
 
 >>> import os, tempfile
 >>> import replicax as rx
@@ -17,13 +17,16 @@ from replicax._checkpoint.manager import CheckpointManager, checkpoints_iterator
 from replicax._checkpoint.random_state import RandomState
 from replicax._checkpoint.reader import list_variables, load_checkpoint, load_variable
 from replicax._checkpoint.report import Report, Uncovered
+from replicax._job.early_stopping import EarlyStopping, agree_to_stop
 
 __all__ = [
     "Checkpoint",
     "CheckpointManager",
+    "EarlyStopping",
     "RandomState",
     "Report",
     "Uncovered",
+    "agree_to_stop",
     "checkpoints_iterator",
     "get_checkpoint_state",
     "latest_checkpoint",
