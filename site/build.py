@@ -259,7 +259,12 @@ def main() -> int:
     # Cells start `python` and `replicax` by name: those of this environment.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     # What they print does not depend on how busy the machine is.
-    quiet = {"REPLICAX_LOG_COMPILES": "off", "REPLICAX_HINT_SHORT_STEPS": "off", "NO_COLOR": "1"}
+    quiet = {
+        "REPLICAX_LOG_COMPILES": "off",
+        "REPLICAX_HINT_SHORT_STEPS": "off",
+        "REPLICAX_PROGRESS": "0",
+        "NO_COLOR": "1",
+    }
     environment = os.environ | {"PYTHONPATH": str(ROOT / "site"), "PATH": path} | quiet
     status = subprocess.run([*command, str(SOURCE), str(out)], env=environment, check=False).returncode
     if status == 0 and chosen.builder == "html":

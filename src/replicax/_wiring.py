@@ -3,7 +3,7 @@
 Public modules that use them import this module.
 """
 
-from replicax._base import foreign_state, tracebacks
+from replicax._base import foreign_state, notebooks, tracebacks
 from replicax._strategies import default
 from replicax._tracing import autograph_switch, context, dataset_reads, frames
 from replicax._values import errors, mesh
@@ -27,6 +27,13 @@ def _join_nnx() -> None:
     nnx.join()
 
 
+def _to_html(value: object) -> tuple[str, str] | None:
+    from replicax._placement import html
+
+    return html.to_html(value)
+
+
+notebooks.set_to_html(_to_html)
 context.set_default_context(default._DefaultReplicaContext(default._DefaultDistributionStrategy(), 0))
 autograph_switch.set_converter(_converter)
 tracebacks.set_advice(autograph_switch.advise)

@@ -113,6 +113,28 @@ def test_colours_follow_no_color(terminal, at_once, monkeypatch):
     assert "\x1b[3" not in terminal.rest() and "\x1b[9" not in terminal.seen
 
 
+def test_a_notebook_shows_a_bar_below_the_cell(at_once, monkeypatch):
+    shown, seen = [], threading.Event()
+
+    def show(html):
+        shown.append(html)
+        if "1/4 files" in html:
+            seen.set()
+
+    handle = types.SimpleNamespace(update=show)
+    display = types.SimpleNamespace(HTML=str, display=lambda html, display_id: handle)
+    shell = types.SimpleNamespace(kernel=object())
+    ipython = types.SimpleNamespace(get_ipython=lambda: shell, display=display)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    with progress("saving <ckpt>", total=4, unit="files") as bar:
+        bar.advance()
+        assert seen.wait(60)
+    assert "saving &lt;ckpt&gt;" in shown[0] and shown[-1] == ""
+    del shell.kernel  # IPython on a terminal
+    with progress("saving"):
+        assert not threads()
+
+
 @pytest.mark.parametrize("why", ["no rich", "a dumb terminal"])
 def test_without_a_bar_there_is_a_line(terminal, at_once, monkeypatch, why):
     if why == "no rich":

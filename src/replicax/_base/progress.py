@@ -1,4 +1,4 @@
-"""Progress of what takes long: a bar, or lines, on the standard error stream of a terminal.
+"""Progress of what takes long: a bar, or lines, on the standard error stream of a terminal or in a notebook.
 
 `with progress("saving ckpt-3", total=size) as bar` shows nothing for its first two seconds. A thread waits for them,
 and ends with the context; where nothing would be shown there is no thread. A context inside another one of the same
@@ -18,14 +18,19 @@ import os
 import sys
 import threading
 import time
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from replicax._base.notebooks import is_notebook
 from replicax._base.terminal import has_colours, is_terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 THREAD = "replicax-progress"
 VARIABLE = "REPLICAX_PROGRESS"
 DELAY = 2.0  # seconds before anything is shown
 _REDRAW = 0.2  # seconds between two states of a bar
+_NOTEBOOK_WIDTH = 100  # characters
 _NEXT_LINE = 30.0  # and between two lines, where there is no bar
 _JOIN = 1.0  # the longest wait for the thread, whose terminal may be stopped
 
@@ -36,7 +41,7 @@ _shown: _Display | None = None  # the display under way
 
 
 def show_progress(on: bool | None = True) -> None:
-    """Sets whether progress is shown of what takes more than two seconds, on the standard error stream.
+    """Show the progress of what takes more than two seconds, on standard error or in a notebook; or do not.
 
     Compiling, saving and restoring, filling a shuffle buffer, gathering, planning and waiting for other workers are
     shown: as a bar if rich is installed (the extra `terminal`), else as lines. Only the first worker of a job shows
@@ -44,7 +49,7 @@ def show_progress(on: bool | None = True) -> None:
 
     Args:
         on: True shows progress, also where the stream is no terminal; False shows none; None restores the default,
-            which shows it on terminals.
+            which shows it on terminals and in notebooks.
 
     >>> import replicax as rx
     >>> rx.config.show_progress(False)
@@ -69,7 +74,7 @@ def is_wanted() -> bool:
     setting = os.environ.get(VARIABLE, "").strip().lower()
     if setting in ("0", "off"):
         return False
-    return setting in ("1", "on") or is_terminal(sys.stderr)
+    return setting in ("1", "on") or is_terminal(sys.stderr) or is_notebook()
 
 
 class progress:
@@ -147,22 +152,42 @@ class _Display:
         # A display is never worth an error: not of a terminal that is gone, nor of a library that draws.
         with contextlib.suppress(Exception):
             stream = sys.stderr
-            if is_terminal(stream) and os.environ.get("TERM") != "dumb" and importlib.util.find_spec("rich"):
+            has_rich = importlib.util.find_spec("rich") is not None
+            if has_rich and is_notebook():
+                self._display()
+            elif has_rich and is_terminal(stream) and os.environ.get("TERM") != "dumb":
                 self._draw(stream.fileno())
             else:
                 self._print()
 
     def _draw(self, terminal: int) -> None:
         """Draws a bar again and again, until the end."""
-        bar = _Bar(terminal)
+        bar = _Bar()
         try:
             while parts := list(self.parts):
                 # The cursor goes back to the beginning of the line, where the program's own output begins.
-                _write(terminal, f"\r\x1b[2K{bar.text(parts, time.monotonic() - self._begin)}\r")
+                width = max(20, os.get_terminal_size(terminal).columns - 1)
+                file = bar.render(parts, time.monotonic() - self._begin, width).file
+                line = file.getvalue().split("\n")[0].rstrip()  # type: ignore[attr-defined]
+                _write(terminal, f"\r\x1b[2K{line}\r")
                 if self._ended.wait(_REDRAW):
                     break
         finally:
             _write(terminal, "\r\x1b[2K")
+
+    def _display(self) -> None:
+        """Display a bar below a notebook's cell, and replace it again and again, until the end."""
+        from IPython import display
+
+        bar, shown = _Bar(), display.display(display.HTML(""), display_id=True)
+        try:
+            while parts := list(self.parts):
+                console = bar.render(parts, time.monotonic() - self._begin, _NOTEBOOK_WIDTH)
+                shown.update(display.HTML(console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")))
+                if self._ended.wait(_REDRAW):
+                    break
+        finally:
+            shown.update(display.HTML(""))
 
     def _print(self) -> None:
         """Prints a line now and then, until the end."""
@@ -191,21 +216,20 @@ def _write(terminal: int, text: str) -> None:
 class _Bar:
     """Makes one line of text by rich: a spinner, what is done, a bar and figures where the total is known, the time."""
 
-    def __init__(self, terminal: int):
-        self._terminal = terminal
+    def __init__(self) -> None:
         self._progress: Any = None
         self._kind: tuple[bool, str] | None = None
 
-    def text(self, parts: list[progress], seconds: float) -> str:
-        """Returns the line for these parts."""
+    def render(self, parts: list[progress], seconds: float, width: int) -> Console:
+        """Return a console with the line for these parts."""
         from rich.console import Console
 
         top = parts[-1]
         kind = bool(top.total), top.unit
-        width = max(20, os.get_terminal_size(self._terminal).columns - 1)
         console = Console(
-            file=io.StringIO(), force_terminal=True, force_jupyter=False, width=width, no_color=not has_colours(True)
-        )
+            file=io.StringIO(), force_terminal=True, force_jupyter=False, width=width, no_color=not has_colours(True),
+            record=True,
+        )  # fmt: skip
         if kind != self._kind:
             self._progress, self._kind = _layout(*kind), kind
             self._progress.add_task("", total=None)
@@ -213,7 +237,7 @@ class _Bar:
         self._progress.update(task.id, description=_named(parts), total=top.total, completed=top.done)
         task.start_time, task.stop_time = task.get_time() - seconds, None
         console.print(self._progress.get_renderable())
-        return console.file.getvalue().split("\n")[0].rstrip()  # type: ignore[attr-defined,no-any-return]
+        return console
 
 
 def _layout(is_known: bool, unit: str) -> Any:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._base import jax_internals, nest, pickling
+from replicax._base.notebooks import Displayed
 from replicax._base.types import Leaf
 from replicax._values import errors
 from replicax._values.arrays import filled, is_array, is_numeric, largest_of, part_of
@@ -24,7 +25,7 @@ from replicax._values.mesh import AXIS, ReplicaMesh, local_replica
 from replicax._values.operators import ArrayOperators
 
 
-class DistributedValues(nest.LeafBase):
+class DistributedValues(nest.LeafBase, Displayed):
     """The base of values with a component for each replica: `PerReplica`, `Mirrored` and distributed variables.
 
     >>> import replicax as rx

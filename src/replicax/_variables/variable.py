@@ -23,6 +23,7 @@ from replicax._base import array_text, devices, nest, planning
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.living import Living
+from replicax._base.notebooks import Displayed
 from replicax._base.specs import SINGLE_DTYPES, TensorShape
 from replicax._base.types import (
     Leaf,
@@ -92,7 +93,7 @@ class _readonly:
         raise AttributeError("A variable's value() is a method. To replace the value, call variable.assign(...).")
 
 
-class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metaclass=_VariableType):
+class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, Displayed, metaclass=_VariableType):
     """State that replicas share: an array, or a whole pytree such as Flax parameters or an Optax state.
 
     Args:
