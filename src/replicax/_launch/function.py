@@ -60,7 +60,8 @@ def launch(
         args: positional arguments of `fn`, equal for all workers.
         kwargs: keyword arguments of `fn`.
         devices_per_worker: devices of each worker: this machine's GPUs or, where there are none, virtual CPU devices.
-            By default the workers share the GPUs evenly, or have one CPU device each.
+            By default the workers share the GPUs evenly, or have one CPU device each; or they have the virtual devices
+            of `REPLICAX_VIRTUAL_DEVICES` in the environment.
         environment: variables to set for the workers, in addition to this process's own.
 
     Returns:
@@ -84,11 +85,10 @@ def launch(
     for name, count in (("workers", workers), ("devices_per_worker", devices_per_worker or 1)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {received(count)}.")
-    if devices_per_worker is not None and (virtual := os.environ.get("REPLICAX_VIRTUAL_DEVICES")):
-        raise ValueError(
-            f"devices_per_worker={devices_per_worker} and REPLICAX_VIRTUAL_DEVICES={virtual} in the environment both "
-            "say which devices a worker has. Leave one of them out."
-        )
+    variables = dict(os.environ)
+    if devices_per_worker is not None:
+        variables.pop("REPLICAX_VIRTUAL_DEVICES", None)  # of this process
+    variables |= environment or {}
     with tempfile.TemporaryDirectory(prefix="replicax-launch-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         call = _function_job.pickled((fn, tuple(args), dict(kwargs or {})), f"{received(fn)} or its arguments")
@@ -98,7 +98,7 @@ def launch(
         options += ["--job-id", os.environ.get(JOB_ID) or str(getattr(fn, "__qualname__", "launch"))]
         start = {"path": sys.path, "options": options, "sources": _sources()}
         (folder / "start.json").write_text(json.dumps(start), encoding="utf-8")
-        interrupts = _run(folder, {**os.environ, **(environment or {}), "REPLICAX_REPORT_DIR": name})
+        interrupts = _run(folder, variables | {"REPLICAX_REPORT_DIR": name})
         if interrupts:
             raise KeyboardInterrupt("The workers have ended.")
         return _results(folder, workers)
