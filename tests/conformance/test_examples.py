@@ -122,3 +122,55 @@ def test_the_tutorial_on_parameter_servers_trains(output_of, processes):
     assert re.search(r"Model.fit: loss [\d.]+, then 0\.\d+", out), out
     assert re.search(r"Finished epoch 3, accuracy is (1.0|0.9)", out), out
     assert len(re.findall(r"Evaluation accuracy.*: (1.0|0.9)", out)) == 2, out
+
+
+@pytest.fixture
+def outputs_of(run_well):
+    """`outputs_of(name, option, *arguments)` runs an example with 4, 2 and 1 as the option, in one process."""
+
+    def run(name: str, option: str, *arguments: str) -> list[str]:
+        path = str(EXAMPLES / name)
+        program = f"""
+            import runpy, sys
+            for count in "421":
+                sys.argv = [{path!r}, {option!r}, count, *{arguments!r}]
+                runpy.run_path({path!r}, run_name="__main__")
+                print("=====", flush=True)
+            """
+        return run_well(program, env=OWN).stdout.split("=====\n")[:3]
+
+    return run
+
+
+def numbers_after(words: str, outputs: list[str]) -> list[float]:
+    """Return the last number that follows the words in each output."""
+    return [float(re.findall(rf"{words} ([\d.]+)", output)[-1]) for output in outputs]
+
+
+def test_a_gpt_trains_alike_on_4_2_and_1_replicas(outputs_of):
+    sizes = ["--steps", "4", "--layers", "1", "--width", "32", "--length", "32", "--batch", "8"]
+    outputs = outputs_of("gpt.py", "--replicas", *sizes, "--prompt", "def read(")
+    assert [f"parameters on {n} replicas" in output for n, output in zip((4, 2, 1), outputs)] == [True] * 3
+    for losses in (numbers_after(r"step 4: loss", outputs), numbers_after("test loss", outputs)):
+        assert losses == pytest.approx([losses[-1]] * 3, rel=2e-5)
+        assert 3 < losses[-1] < 6  # log(97) is 4.6
+    assert [len(output.partition("def read(")[2]) for output in outputs] == [601] * 3  # a newline ends them
+
+
+def test_a_vae_trains_alike_on_4_2_and_1_replicas(outputs_of, tmp_path):
+    picture = tmp_path / "vae.png"
+    outputs = outputs_of("vae.py", "--replicas", "--steps", "4", "--picture", str(picture))
+    losses = numbers_after("step 4: loss", outputs)
+    assert losses == pytest.approx([losses[-1]] * 3, rel=2e-5)
+    assert losses[-1] < 44.4  # 64 log(2), of an image without a description
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_4_2_and_1_asynchronous_workers_train_equally_good_recommenders(outputs_of):
+    outputs = outputs_of("recommender.py", "--workers", "--steps", "500")
+    errors = numbers_after("test error of the recommender:", outputs)
+    # Workers compute with rows that others are updating, so that the figures differ a little in each run.
+    assert errors == pytest.approx([errors[-1]] * 3, rel=0.03)
+    averages = numbers_after("test error of averages of users and films:", outputs)
+    assert max(errors) < 0.9 * min(averages)
+    assert min(errors) > 0.5  # the noise of the ratings
