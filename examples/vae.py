@@ -129,13 +129,15 @@ def draw(path, encoder, decoder):
     decoded = jax.nn.sigmoid(jax.vmap(decoder)(means, labels[chosen]))
     latents = jax.random.normal(jax.random.key(1), (6, 20, LATENT))
     drawn = jax.nn.sigmoid(jax.vmap(jax.vmap(decoder), in_axes=(0, None))(latents, np.repeat(np.arange(10), 2)))
-    figure = matplotlib.figure.Figure(figsize=(9, 4.4), layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(9, 4.5), layout="constrained")
     above, below = figure.subplots(2, height_ratios=(2, 6))
     for axes, rows, title in [
         (above, [images[chosen], decoded], "digits of the data set; below each, what is decoded from its 8 numbers"),
         (below, drawn, "digits decoded from random numbers, two columns for each label"),
     ]:
-        axes.imshow(np.concatenate([np.concatenate([*row[:, 0]], axis=1) for row in rows]), cmap="gray_r")
+        rows = [np.pad(row[:, 0], ((0, 0), (1, 1), (1, 1))) for row in rows]  # a pixel of white around each
+        together = np.concatenate([np.concatenate([*row], axis=1) for row in rows])
+        axes.imshow(together, cmap="gray_r", vmin=0, vmax=1)
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_axis_off()
     figure.savefig(path, dpi=80)

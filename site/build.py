@@ -89,8 +89,7 @@ def stage() -> None:
         target.write_text(text, encoding="utf-8")
     for path, place in shown.items():
         show(path, STAGED / place)
-    if shown:
-        listed(STAGED / "examples" / "index.md", sorted({place.as_posix() for place in shown.values()}))
+    list_other_files(STAGED / "examples" / "index.md", sorted(place.as_posix() for place in shown.values()))
 
 
 def relink(text: str, path: Path, place: Path, files: dict[Path, Path], shown: dict[Path, Path]) -> str:
@@ -179,16 +178,14 @@ def show(path: Path, target: Path) -> None:
     )
 
 
-def listed(index: Path, pages: list[str]) -> None:
-    """Writes the list of the files that pages show."""
-    titles = "\n".join(f"- [{Path(page).stem}](/{page})" for page in pages)
-    names = "\n".join(f"/{page.removesuffix('.md')}" for page in pages)
-    index.parent.mkdir(parents=True, exist_ok=True)
-    index.write_text(
-        f"# Examples\n\nPrograms that run as they are, from the folder `examples` of the repository.\n\n{titles}\n\n"
-        f"```{{toctree}}\n:hidden:\n\n{names}\n```\n",
-        encoding="utf-8",
-    )
+def list_other_files(index: Path, pages: list[str]) -> None:
+    """Append the files that other pages show to the index of the examples, which lists its own."""
+    text = index.read_text(encoding="utf-8")
+    others = [page for page in pages if page.startswith("examples/") and f"/{page.removesuffix('.md')}\n" not in text]
+    titles = "\n".join(f"- [{Path(page).stem}](/{page})" for page in others)
+    names = "\n".join(f"/{page.removesuffix('.md')}" for page in others)
+    text += f"\n## Other files that pages name\n\n{titles}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
+    index.write_text(text, encoding="utf-8")
 
 
 def project() -> None:
