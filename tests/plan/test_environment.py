@@ -13,6 +13,7 @@ from replicax._base.planning import PlanError
 from replicax._plan import apart, command, environment
 from replicax._plan.chips import parse
 
+GPU, TPU = map(environment.compiler, environment.KINDS)
 JAX = importlib.metadata.version("jax")
 
 
@@ -89,13 +90,13 @@ def test_a_full_disk_is_reported_before_anything_is_installed(commands, monkeypa
 
 @pytest.mark.parametrize("failing", ["venv", "pip"])
 def test_what_is_not_installed_whole_is_not_used(commands, capsys, failing):
-    environment.install("gpu")
-    assert environment.find_python("gpu") is not None and environment.find_python("tpu") is None
+    GPU.install()
+    assert GPU.find_python() is not None and TPU.find_python() is None
     commands.failing = (failing,)
     with pytest.raises(SystemExit) as ended:
         command.main(["--install", "gpu"], "replicax plan")
     assert ended.value.code == 1 and "has not been installed" in capsys.readouterr().err
-    assert environment.find_python("gpu") is None
+    assert GPU.find_python() is None
 
 
 def test_processes_that_install_at_once_take_turns(commands, monkeypatch):
@@ -107,15 +108,15 @@ def test_processes_that_install_at_once_take_turns(commands, monkeypatch):
         return run(command, **options)
 
     monkeypatch.setattr(subprocess, "run", slow)
-    first, second = (threading.Thread(target=environment.install, args=("tpu",)) for _ in range(2))
+    first, second = (threading.Thread(target=TPU.install) for _ in range(2))
     first.start()
     assert entered.wait(60)
     second.start()
     second.join(0.2)
-    assert second.is_alive() and environment.find_python("tpu") is None
+    assert second.is_alive() and TPU.find_python() is None
     go_on.set()
     for each in (first, second):
         each.join(60)
-    assert len(commands) == 2 and environment.find_python("tpu") is not None  # the second one found it installed
-    environment.install("tpu")
+    assert len(commands) == 2 and TPU.find_python() is not None  # the second one found it installed
+    TPU.install()
     assert len(commands) == 4  # which makes it anew

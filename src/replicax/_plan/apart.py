@@ -6,7 +6,6 @@ For GPUs and TPUs the process runs the Python of another environment, which has 
 from __future__ import annotations
 
 import errno
-import functools
 import importlib.util
 import json
 import os
@@ -14,7 +13,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +20,13 @@ from replicax._base import doc_pages
 from replicax._base.planning import PlanError
 from replicax._plan import compiler, environment
 from replicax._plan.chips import Gpu, Topology
+from replicax._plan.environment import VARIABLE
 from replicax._plan.exports import Lowered
 from replicax._plan.options import TIME_LIMIT
 
-VARIABLE = "REPLICAX_PLAN_PYTHON"
 AT_ONCE = 2  # XLA's compilers use several threads themselves
 _FRAME = re.compile(r"\s*@ |https?://symbolize")  # a line of the native stack that a failing compiler prints
 Processes = set[subprocess.Popen[str]]  # the compilers that run for one plan
-_MODULE = {"gpu": "jax_cuda12_plugin", "tpu": "libtpu"}
-_NEEDED = {"gpu": "jax, jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cuda-nvcc-cu12", "tpu": "jax[tpu]"}
 
 
 def compile_apart(
@@ -148,36 +144,16 @@ def python_for(topology: Topology) -> str:
     kind = topology.platform
     if kind == "cpu":
         return sys.executable
+    compilers = environment.compiler(kind)
     if chosen := os.environ.get(VARIABLE):
-        return _choose([python for python in chosen.split(os.pathsep) if python], kind)
-    if python := environment.find_python(kind):
+        return compilers.choose([python for python in chosen.split(os.pathsep) if python], VARIABLE)
+    if python := compilers.find_python():
         return python
-    if importlib.util.find_spec(_MODULE[kind]) is not None:
+    if importlib.util.find_spec(compilers.module) is not None:
         return sys.executable
-    title = environment.COMPILERS[kind].title
+    title = f"{kind.upper()}s"
     raise PlanError(
         f"To plan for {title}, install XLA's compiler for them: `replicax plan --install {kind}` puts it in an "
-        f"environment of its own, {environment.folder(kind)}, since it changes how JAX starts. Or set {VARIABLE} to a "
-        f"Python that has {_NEEDED[kind]}, and flatbuffers. See {doc_pages.page('how-to/planning#install')}."
+        f"environment of its own, {compilers.path}, since it changes how JAX starts. Or set {VARIABLE} to a Python "
+        f"that has {compilers.needed}. See {doc_pages.page('how-to/planning#install')}."
     )
-
-
-def _choose(pythons: Sequence[str], kind: str) -> str:
-    """Return the Python of the variable that has the compiler; the first if there is only one."""
-    for python in pythons:
-        if not (os.path.isfile(python) and os.access(python, os.X_OK)):
-            raise PlanError(
-                f"{VARIABLE} names {python!r}, which is not an executable file. Set it to a Python that has "
-                f"{_NEEDED[kind]}, and flatbuffers, or to several, joined by {os.pathsep!r}. "
-                f"See {doc_pages.page('how-to/planning#install')}."
-            )
-    if len(pythons) == 1:
-        return pythons[0]
-    return next((python for python in pythons if _has_module(python, _MODULE[kind])), pythons[0])
-
-
-@functools.cache
-def _has_module(python: str, module: str) -> bool:
-    """Return whether a Python can import a module."""
-    code = f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is None)"
-    return subprocess.run([python, "-c", code], stdin=subprocess.DEVNULL, check=False).returncode == 0

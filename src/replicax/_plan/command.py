@@ -44,7 +44,7 @@ def parser(name: str) -> argparse.ArgumentParser:
     text = "the function that is the step (default: the first compiled function that assigns variables)"
     add("--step", metavar="NAME", help=text)
     text = "install the compiler for GPUs or for TPUs in an environment of its own, in the user's cache"
-    add("--install", action=_Install, choices=["gpu", "tpu"], help=text)
+    add("--install", action=_Install, choices=list(environment.KINDS), help=text)
     text = "the axes of the step's mesh, from the one that spans hosts to the one within a host, such as data,model"
     add("--axes", type=lambda names: names.split(","), metavar="AXES", help=text)
     text = "the most seconds that one compilation takes (default: %(default)g)"
@@ -78,7 +78,7 @@ class _Install(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, _: object, kind: Any, *__: object) -> None:
         try:
-            environment.install(kind)
+            environment.compiler(kind).install()
         except PlanError as error:
             parser.exit(1, f"{parser.prog}: {error}\n")
         parser.exit(0)
