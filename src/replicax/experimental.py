@@ -18,12 +18,16 @@ if _typing.TYPE_CHECKING:
     from replicax._checkpoint.preemption import PreemptionCheckpointHandler as PreemptionCheckpointHandler
     from replicax._checkpoint.preemption import TerminationConfig as TerminationConfig
     from replicax._cluster.preemption import PreemptionWatcher as PreemptionWatcher
+    from replicax._saved_model.pytrees import load_model as load_model
+    from replicax._saved_model.pytrees import save_model as save_model
 
 # Imported on use.
 _MODULES = {
     "PreemptionCheckpointHandler": "_checkpoint.preemption",
     "PreemptionWatcher": "_cluster.preemption",
     "TerminationConfig": "_checkpoint.preemption",
+    "load_model": "_saved_model.pytrees",
+    "save_model": "_saved_model.pytrees",
 }
 
 __all__ = [
@@ -32,8 +36,10 @@ __all__ = [
     "PreemptionWatcher",
     "TerminationConfig",
     "abstract_variables",
+    "load_model",
     "partitioners",
     "rpc",
+    "save_model",
 ]
 
 

@@ -117,6 +117,10 @@ VARIABLES = (
         "those of replicax plan --install", "the Python that has XLA's compiler for GPUs or TPUs, for plans",
     ),
     Variable(
+        "REPLICAX_TENSORFLOW_PYTHON", _OTHERS, "the path of a Python",
+        "that of replicax export --install", "the Python that has TensorFlow, for replicax export",
+    ),
+    Variable(
         "REPLICAX_REPORT_DIR", _INTERNAL, "a folder", "none",
         "where a process that fails writes its report; replicax launch sets it, and other launchers may", "",
     ),

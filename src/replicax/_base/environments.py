@@ -138,11 +138,11 @@ class Environment:
                 )
         if len(pythons) == 1:
             return pythons[0]
-        return next((python for python in pythons if _has_module(python, self.module)), pythons[0])
+        return next((python for python in pythons if has_module(python, self.module)), pythons[0])
 
 
 @functools.cache
-def _has_module(python: str, module: str) -> bool:
+def has_module(python: str, module: str) -> bool:
     """Return whether a Python can import a module."""
     code = f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is None)"
     return subprocess.run([python, "-c", code], stdin=subprocess.DEVNULL, check=False).returncode == 0

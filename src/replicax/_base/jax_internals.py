@@ -495,3 +495,35 @@ def users_line(eqn: jex.JaxprEqn) -> str:
 
     line: str = source_info_util.summarize(eqn.source_info)
     return line
+
+
+def in_oldest_stablehlo(module: bytes) -> bytes:
+    """Return a serialized module for one device in the oldest version of StableHLO that has its operations.
+
+    Other programs, such as TensorFlow, read only versions that are older than themselves, and JAX writes the version of
+    about three months ago. They also lack Shardy's operations, which do nothing on one device and are left out. JAX
+    documents no way to do either.
+    """
+    from jax.interpreters import mlir
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import stablehlo
+
+    def drop_shardings(operation: ir.Operation) -> ir.WalkResult:
+        if operation.name.startswith("sdy."):
+            for result, operand in zip(operation.results, operation.operands):
+                result.replace_all_uses_with(operand)
+            operation.erase()
+        return ir.WalkResult.ADVANCE
+
+    context: Any = mlir.make_ir_context()
+    with context, context.attach_diagnostic_handler(lambda diagnostic: True):  # which would be printed
+        read = stablehlo.deserialize_portable_artifact(context, module)
+        read.operation.walk(drop_shardings, ir.WalkOrder.POST_ORDER)
+        newest = int(stablehlo.get_current_version().split(".")[1])
+        for minor in range(newest + 1):
+            try:
+                older: bytes = stablehlo.serialize_portable_artifact(read, f"1.{minor}.0")
+            except Exception:  # it has an operation that this version lacks
+                continue
+            return older
+    return module

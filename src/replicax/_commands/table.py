@@ -56,6 +56,13 @@ COMMANDS = (
         "replicax._plan.command",
     ),
     Command(
+        "export",
+        "Run a program",
+        "convert a saved model for TensorFlow Serving and TensorFlow Lite",
+        "replicax export model served/model/1 --to tensorflow",
+        "replicax._export.command",
+    ),
+    Command(
         "info",
         "Find out what is there",
         "show versions, devices, extras, the cluster and settings, and what is wrong",

@@ -95,9 +95,9 @@ def save(obj: object, export_dir: AnyPath, signatures: object = None, options: S
 def _warn_of_format() -> None:
     """Warn, once in a process, that TensorFlow's tools do not read what has been written."""
     tracebacks.warn(
-        "`tf.saved_model.save` and `model.export` write replicax's format, without a saved_model.pb: TensorFlow, "
-        "TensorFlow Serving and TensorFlow Lite cannot read it. To use the model, call `tf.saved_model.load` of "
-        f"replicax.tf. See {doc_pages.page('how-to/saved-models')}."
+        "This saved model has replicax's format, without a saved_model.pb: TensorFlow, TensorFlow Serving and "
+        "TensorFlow Lite cannot read it. `replicax export DIR OUT --to tensorflow` converts it for them; "
+        f"`tf.saved_model.load` of replicax.tf reads it as it is. See {doc_pages.page('how-to/saved-models')}."
     )
 
 

@@ -67,16 +67,14 @@ def has_saved_model(export_dir: AnyPath) -> bool:
 
 def load(export_dir: AnyPath, tags: object, skip_values: bool = False) -> Any:
     """Reads a saved model; see `replicax.tf.saved_model.load`."""
-    path = path_text(export_dir, "saved model")
-    place = existing(path)
-    record = _record(path, place)
+    files = SavedFiles(export_dir)
     given: Any = [tags] if isinstance(tags, str) else tags
     if given is not None and set(given) != {"serve"}:
         raise ValueError(
-            f"Got an incompatible argument to `tags`: {given}. The SavedModel at {path} has one MetaGraph with tags "
-            "['serve']. You may omit the argument, pass 'None', or pass matching tags."
+            f"Got an incompatible argument to `tags`: {given}. The SavedModel at {files.name} has one MetaGraph with "
+            "tags ['serve']. You may omit the argument, pass 'None', or pass matching tags."
         )
-    return _Loading(place, record, skip_values).root()
+    return _Loading(files, skip_values).root()
 
 
 def _record(path: str, place: str) -> dict[str, Any]:
@@ -107,13 +105,42 @@ def _damaged(path: str, what: str) -> CheckpointError:
     return CheckpointError(f"The saved model {path} is damaged: {what}. Load another copy of it.")
 
 
+class SavedFiles:
+    """The files of a saved model.
+
+    Attributes:
+        name: the path that was given.
+        record: what `saving.save` has written about the objects, functions and signatures.
+        values: the checkpoint of the variables.
+    """
+
+    def __init__(self, export_dir: AnyPath):
+        self.name = path_text(export_dir, "saved model")
+        self._place = existing(self.name)
+        self.record = _record(self.name, self._place)
+        self.values = reader.CheckpointReader(self.path(saving.VARIABLES))
+
+    def path(self, name: str) -> str:
+        """Return the path of one of its files."""
+        return os.path.join(self._place, name)
+
+    def program(self, entry: dict[str, Any]) -> export.Exported:
+        """Return the program of a function, by the function's entry in the record."""
+        with open(self.path(entry["file"]), "rb") as file:
+            blob = file.read()
+        if zlib.crc32(blob) != self.record["files"][entry["file"]]:
+            raise CheckpointError(
+                f"The saved model {self._place} is damaged: the checksum of {entry['file']} does not fit."
+            )
+        return export.deserialize(bytearray(blob))
+
+
 class _Loading:
-    def __init__(self, place: str, record: dict[str, Any], skip_values: bool):
-        self._place, self._record, self._skip_values = place, record, skip_values
-        self._values = reader.CheckpointReader(os.path.join(place, saving.VARIABLES))
-        entries = record["nodes"]
+    def __init__(self, files: SavedFiles, skip_values: bool):
+        self._files, self._record, self._skip_values = files, files.record, skip_values
+        entries = self._record["nodes"]
         self._nodes: list[Any] = [self._made(entry) for entry in entries]
-        self._functions = [self._program(entry) for entry in record["functions"]]
+        self._functions = [self._program(entry) for entry in self._record["functions"]]
         for number, entry in enumerate(entries):
             if entry["kind"] == "function":
                 self._nodes[number] = restored.function(entry, [self._functions[i] for i in entry["functions"]])
@@ -138,7 +165,7 @@ class _Loading:
         if kind == "variable":
             return self._variable(entry)
         if kind == "asset":
-            return Asset(os.path.join(self._place, entry["file"]))
+            return Asset(self._files.path(entry["file"]))
         if kind in ("dict", "list"):
             return {} if kind == "dict" else []
         return CallableObject() if "__call__" in entry.get("children", ()) else LoadedObject()
@@ -170,19 +197,12 @@ class _Loading:
 
     def _array(self, key: str) -> Any:
         if self._skip_values:
-            return np.zeros(
-                self._values.get_variable_to_shape_map()[key], self._values.get_variable_to_dtype_map()[key]
-            )
-        return self._values.get_tensor(key)
+            values = self._files.values
+            return np.zeros(values.get_variable_to_shape_map()[key], values.get_variable_to_dtype_map()[key])
+        return self._files.values.get_tensor(key)
 
     def _program(self, entry: dict[str, Any]) -> restored.Concrete:
-        with open(os.path.join(self._place, entry["file"]), "rb") as file:
-            blob = file.read()
-        if zlib.crc32(blob) != self._record["files"][entry["file"]]:
-            raise CheckpointError(
-                f"The saved model {self._place} is damaged: the checksum of {entry['file']} does not fit."
-            )
         args, kwargs = structures.decoded(entry["args"])
         variables = [[self._nodes[i] for i in entry[which]] for which in ("read", "written")]
-        program = export.deserialize(bytearray(blob))
+        program = self._files.program(entry)
         return restored.Concrete(entry["name"], program, args, kwargs, structures.decoded(entry["results"]), *variables)

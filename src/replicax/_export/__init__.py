@@ -1,0 +1,1 @@
+"""`replicax export`: saved models for programs that do not have replicax."""
