@@ -14,6 +14,7 @@ from replicax import _wiring as _wiring  # puts the parts together
 from replicax._checkpoint.checkpoint import Checkpoint
 from replicax._checkpoint.lists import latest_checkpoint
 from replicax._checkpoint.manager import CheckpointManager, checkpoints_iterator, get_checkpoint_state
+from replicax._checkpoint.options import CheckpointOptions
 from replicax._checkpoint.random_state import RandomState
 from replicax._checkpoint.reader import list_variables, load_checkpoint, load_variable
 from replicax._checkpoint.report import Report, Uncovered
@@ -22,6 +23,7 @@ from replicax._job.early_stopping import EarlyStopping, agree_to_stop
 __all__ = [
     "Checkpoint",
     "CheckpointManager",
+    "CheckpointOptions",
     "EarlyStopping",
     "RandomState",
     "Report",

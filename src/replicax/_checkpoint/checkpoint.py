@@ -17,6 +17,7 @@ from replicax._base.types import Leaf
 from replicax._checkpoint import lists, object_graph, report, workers
 from replicax._checkpoint.files import Path
 from replicax._checkpoint.object_graph import PositionLeaf
+from replicax._checkpoint.options import call_back, is_async
 from replicax._checkpoint.report import Report
 from replicax._checkpoint.restore import (
     CheckpointLoadStatus,
@@ -26,8 +27,9 @@ from replicax._checkpoint.restore import (
     open_checkpoint,
 )
 from replicax._checkpoint.sources import Source
-from replicax._checkpoint.write import OnWritten, Positions, take_snapshot, write_alone, write_together
+from replicax._checkpoint.write import OnWritten, Positions, prepare_alone, prepare_together, take_snapshot
 from replicax._data import iterators
+from replicax._job import background
 from replicax._tracing import context, frames
 from replicax._variables import deferred_restore
 from replicax._variables.resource import ResourceVariable
@@ -127,6 +129,7 @@ class Checkpoint:
     def _begin_restore(self, method: str) -> bool:
         """Raise RuntimeError inside of a function; return True if all workers of a job restore together."""
         _refuse_inside(method)
+        background.wait()
         return workers.is_of_several(object_graph.graph_of(self._roots()))
 
     def _tracked(self) -> dict[str, object]:
@@ -166,22 +169,36 @@ class Checkpoint:
         finally:
             self._kept_positions = None
 
-    def _write(self, path: str, then: OnWritten | None = None) -> None:
-        """Writes at this very path; then calls `then`, which adds it to the list of checkpoints."""
+    def _write(self, path: str, options: object, then: OnWritten | None = None) -> None:
+        """Write at this very path, and call `then`, which adds it to the list of checkpoints.
+
+        An asynchronous save returns once the values are copied to the host.
+        """
         if self._restoration is not None and self._restoration.unused():
             deferred_restore.apart(functools.partial(self._restoration.settle, late_only=True))
-        with progress(f"saving {os.path.basename(path)}"):
+        asynchronous, label = is_async(options), f"saving {os.path.basename(path)}"
+        with progress(label):
             nodes = object_graph.graph_of(self._roots())
             together = workers.is_of_several(nodes)
-            take = functools.partial(take_snapshot, nodes, together, self._kept_positions)
-            (write_together if together else write_alone)(path, take, then)
+            take = functools.partial(take_snapshot, nodes, together, self._kept_positions, asynchronous)
+            write = (prepare_together if together else prepare_alone)(path, take, then)
+            if not asynchronous:
+                write()
+                return
+
+        def write_and_call_back() -> None:
+            with progress(label):
+                write()
+            call_back(options, path)
+
+        background.start(f"the asynchronous save of {path}", write_and_call_back)
 
     def write(self, file_prefix: Path, options: object = None) -> str:
         """Saves at this very path, without counting; see `save`.
 
         Args:
             file_prefix: the path of a folder that is written, in place of one that is there.
-            options: an object whose `experimental_write_callbacks` are called with the path when it is written.
+            options: a `CheckpointOptions`, for an asynchronous save or for callbacks.
 
         Returns:
             The path.
@@ -200,18 +217,21 @@ class Checkpoint:
         path = path_text(file_prefix, "checkpoint")
         _refuse_inside("write")
         planning.refuse_saving("Checkpoint.write")
-        self._write(path)
-        lists.call_back(options, path)
+        background.wait()
+        self._write(path, options)
+        if not is_async(options):
+            call_back(options, path)
         return path
 
     def save(self, file_prefix: Path, options: object = None) -> str:
         """Saves at `file_prefix-NUMBER`, where NUMBER counts the calls; `latest_checkpoint` finds it.
 
-        The checkpoint is there as a whole when this returns. If writing fails, those that were there are as before.
+        The checkpoint is there as a whole when this returns, unless `options` ask for an asynchronous save. If writing
+        fails, those that were there are as before.
 
         Args:
             file_prefix: a path, the last part of which begins the folder's name.
-            options: an object whose `experimental_write_callbacks` are called with the path when it is written.
+            options: a `CheckpointOptions`, for an asynchronous save or for callbacks.
 
         Returns:
             The path, for `restore`.
@@ -239,18 +259,23 @@ class Checkpoint:
                 new = lists.CheckpointList({path: os.path.getmtime(path)})
                 lists.write_list(directory, new, lambda other: other == path, before)
 
-        path = self._save_numbered(prefix, None, list_new)
-        lists.call_back(options, path)
+        path = self._save_numbered(prefix, None, options, list_new)
+        if not is_async(options):
+            call_back(options, path)
         return path
 
-    def _save_numbered(self, prefix: str, number: int | None, then: OnWritten) -> str:
-        """Counts, writes and returns the path. `then` has returned on all workers before this returns on one."""
+    def _save_numbered(self, prefix: str, number: int | None, options: object, then: OnWritten) -> str:
+        """Count, write and return the path.
+
+        `then` has returned on all workers before this, or the background task of an asynchronous save, ends on one.
+        """
         _refuse_inside("save")
         planning.refuse_saving("Checkpoint.save")
+        background.wait()
         self.save_counter.assign_add(1)
         try:
             path = f"{prefix}-{int(self.save_counter) if number is None else number}"
-            self._write(path, then)
+            self._write(path, options, then)
             return path
         except BaseException:
             self.save_counter.assign_sub(1)
@@ -353,11 +378,14 @@ class Checkpoint:
         return report.report_on(object_graph.graph_of(self._roots()))
 
     def sync(self) -> None:
-        """Does nothing: what is saved is on the disk when `save` returns.
+        """Wait until an asynchronous save is on the disk, and raise its error if it failed.
 
-        >>> import replicax as rx
-        >>> rx.train.Checkpoint(v=rx.Variable(1.0)).sync()
+        >>> import tempfile, replicax as rx
+        >>> checkpoint, options = rx.train.Checkpoint(v=rx.Variable(1.0)), rx.train.CheckpointOptions(enable_async=True)
+        >>> path = checkpoint.write(tempfile.mkdtemp() + "/ckpt", options)
+        >>> checkpoint.sync()
         """
+        background.wait()
 
 
 def _not_trackable(name: str, value: object) -> str:

@@ -86,14 +86,20 @@ class Saved(NamedTuple):
     save: str  # equal on all workers, since their copies have equal content
 
 
-def orbax_checkpointer() -> tuple[Any, ocp.Checkpointer]:
-    """Return Orbax's module of arguments, and a checkpointer that waits for no other process of the job."""
+def import_orbax() -> Any:
+    """Return the module `orbax.checkpoint`, whose import takes seconds; raise ImportError if it is not installed."""
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:
         raise ImportError(
             f"Checkpoints are written by Orbax. Install it: {doc_pages.install('checkpoint')}."
         ) from error
+    return ocp
+
+
+def orbax_checkpointer() -> tuple[Any, ocp.Checkpointer]:
+    """Return Orbax's module of arguments, and a checkpointer that waits for no other process of the job."""
+    ocp = import_orbax()
     me = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"replicax{me}"

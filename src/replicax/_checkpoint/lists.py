@@ -7,7 +7,6 @@ A folder in which TensorFlow has saved has its list, a text of the message Check
 from __future__ import annotations
 
 import ast
-import inspect
 import os
 import re
 import warnings
@@ -18,6 +17,7 @@ from replicax._base.atomic_files import between_renames, changing, existing, rea
 from replicax._base.errors import CheckpointError
 from replicax._checkpoint import files, tensor_bundle
 from replicax._checkpoint.files import LIST_NAME, UNREADABLE, Path
+from replicax._job import background
 
 
 def is_numbered(path: str, directory: str, name: str | None = None) -> bool:
@@ -113,10 +113,11 @@ def _of_tensorflow(file: str) -> dict[str, Any]:
 
 
 def read_list(directory: str, name: str = LIST_NAME) -> CheckpointList | None:
-    """Returns the list that `write_list` wrote; None where there are no checkpoints.
+    """Returns the list that `write_list` wrote; None where there are no checkpoints. Waits for an asynchronous save.
 
     Where the file is lost or damaged, warns and returns the numbered checkpoints that are in the folder.
     """
+    background.wait()
     file = os.path.join(directory, name)
     try:
         return _parsed_list(directory, name)
@@ -170,9 +171,3 @@ def newest_undamaged(paths: Iterable[str]) -> str | None:
         except (CheckpointError, FileNotFoundError) as error:
             warnings.warn(f"A checkpoint is passed over for an older one. {error}", stacklevel=3)
     return None
-
-
-def call_back(options: object, path: str) -> None:
-    """Calls the callbacks of options, with the path of what was written if they have a parameter."""
-    for callback in getattr(options, "experimental_write_callbacks", None) or ():
-        callback(path) if inspect.signature(callback).parameters else callback()

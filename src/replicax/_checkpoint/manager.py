@@ -21,8 +21,10 @@ from replicax._checkpoint import files as _files
 from replicax._checkpoint import lists, workers
 from replicax._checkpoint.checkpoint import Checkpoint
 from replicax._checkpoint.files import Path
+from replicax._checkpoint.options import call_back, is_async
 from replicax._checkpoint.restore import open_checkpoint
 from replicax._checkpoint.sources import Source
+from replicax._job import background
 
 
 def get_checkpoint_state(checkpoint_dir: Path, latest_filename: str | None = None) -> types.SimpleNamespace | None:
@@ -208,6 +210,7 @@ class CheckpointManager:
         >>> [manager.save(), manager.save()] == manager.checkpoints
         True
         """
+        background.wait()
         return list(self._paths)
 
     @property
@@ -222,6 +225,7 @@ class CheckpointManager:
         >>> manager.latest_checkpoint is None, manager.save() == manager.latest_checkpoint
         (True, True)
         """
+        background.wait()
         for path in self._newest_first():
             if path not in self._checked:
                 self._checked[path] = lists.newest_undamaged([path]) is not None
@@ -242,7 +246,7 @@ class CheckpointManager:
         Args:
             checkpoint_number: the number in the name, an int or an integer variable; by default the count of saves.
             check_interval: False to save though the last checkpoint is less than `checkpoint_interval` steps old.
-            options: an object whose `experimental_write_callbacks` are called with the path when it is written.
+            options: a `CheckpointOptions`, for an asynchronous save or for callbacks.
 
         Returns:
             The path; None where nothing was saved, because it is too soon, or in the same step as the last one.
@@ -263,10 +267,11 @@ class CheckpointManager:
                 return None
         number = None if checkpoint_number is None else _integer(checkpoint_number)
         prefix = os.path.join(self._directory, self._name)
-        path = self._checkpoint._save_numbered(prefix, number, self._list_new)
+        path = self._checkpoint._save_numbered(prefix, number, options, self._list_new)
         if step is not None:
             self._last_step = step
-        lists.call_back(options, path)
+        if not is_async(options):
+            call_back(options, path)
         return path
 
     def _step(self) -> int | None:
@@ -404,11 +409,12 @@ class CheckpointManager:
         return source, os.path.join(self._directory, os.path.basename(chosen))
 
     def sync(self) -> None:
-        """Does nothing: what is saved is on the disk when `save` returns.
+        """Wait until an asynchronous save is on the disk, and raise its error if it failed.
 
         >>> import tempfile, replicax as rx
         >>> rx.train.CheckpointManager(rx.train.Checkpoint(), tempfile.mkdtemp(), max_to_keep=3).sync()
         """
+        background.wait()
 
 
 def _integer(number: object) -> int:

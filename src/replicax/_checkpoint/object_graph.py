@@ -57,14 +57,21 @@ def _stored_type(value: Leaf) -> jax.ShapeDtypeStruct:
     return stored
 
 
-def _to_host(value: Leaf) -> np.ndarray:
+def _to_host(value: Leaf, copy: bool) -> np.ndarray:
+    """Return a value as an array in the host's memory, one that nothing else can change if `copy`."""
     if isinstance(value, jax.Array):
         if _is_key(value.dtype):
             value = jax.random.key_data(value)
+        copy = copy and value.is_fully_replicated and _is_on_host(value)  # or else `np.asarray` copies
         if is_global(value) and not value.is_fully_replicated:  # other processes have parts of it
             whole = jax.sharding.NamedSharding(value.sharding.mesh, jax.sharding.PartitionSpec())  # type: ignore[attr-defined]
             (value,) = put([value], whole)
-    return np.asarray(value)
+    return np.array(value) if copy else np.asarray(value)
+
+
+def _is_on_host(value: jax.Array) -> bool:
+    """Return whether an array is in the host's memory, where `np.asarray` returns a view of it."""
+    return "host" in (value.sharding.memory_kind or "") or all(d.platform == "cpu" for d in value.devices())
 
 
 def _from_host(array: np.ndarray, like: Leaf) -> Leaf:
@@ -103,9 +110,9 @@ class PytreeLeaf:
         """Returns the arrays' shapes and dtypes as they are stored, by their keys (no keys for a single array)."""
         return {names: _stored_type(leaf) for names, leaf in _keyed(self._get()).items()}
 
-    def read(self) -> dict[Names, np.ndarray]:
-        """Returns the arrays."""
-        return {names: _to_host(leaf) for names, leaf in _keyed(self._get()).items()}
+    def read(self, copy: bool = False) -> dict[Names, np.ndarray]:
+        """Return the arrays, as copies that later assignments and donations leave alone if `copy`."""
+        return {names: _to_host(leaf, copy) for names, leaf in _keyed(self._get()).items()}
 
     def write(self, arrays: dict[Names, np.ndarray]) -> None:
         """Replaces the arrays by others of the same types."""
@@ -120,14 +127,14 @@ class PytreeLeaf:
             return None
         return (held, held._storage) if held._storage.mesh.size > 1 else None
 
-    def read_replicas(self) -> dict[Names, np.ndarray]:
-        """Returns the arrays of all replicas, stacked, where these are not equal by nature; else nothing."""
+    def read_replicas(self, copy: bool = False) -> dict[Names, np.ndarray]:
+        """Return the arrays of all replicas, stacked, where these are not equal by nature; else nothing."""
         if (found := self._stacked()) is None:
             return {}
         variable, storage = found
         with frames.lock:
             leaves = storage.read()
-        return {names: _to_host(leaf) for names, leaf in _keyed(variable._of_leaves(leaves)).items()}
+        return {names: _to_host(leaf, copy) for names, leaf in _keyed(variable._of_leaves(leaves)).items()}
 
     def write_replicas(self, arrays: dict[Names, np.ndarray]) -> None:
         """Replaces the arrays of all replicas, if there are as many as those of `read_replicas` had."""

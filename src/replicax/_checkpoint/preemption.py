@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -21,7 +22,7 @@ from replicax._checkpoint.object_graph import PytreeLeaf
 from replicax._checkpoint.write import Positions
 from replicax._cluster import gce
 from replicax._cluster.preemption import platform_looks
-from replicax._job import state
+from replicax._job import background, state
 from replicax._job.agree_on_step import GATE
 from replicax._job.notices import Look, Notice, Watch
 
@@ -147,7 +148,7 @@ class PreemptionCheckpointHandler:
         with self._calls.together():
             self._manager.restore_or_initialize()
         if self._save_fn is None:
-            files.orbax_checkpointer()  # takes seconds to import, or is not installed: not when there is no time left
+            files.import_orbax()  # takes seconds, or is not installed: not when there is no time left
         self._began, self._calls_before = time.monotonic(), self._calls.number
         self._positions: Positions | None = None  # of iterators when the last call ended, if the next one is to save
         self._watch = Watch(_looks(config), float(config.grace_period or 0.0))
@@ -253,8 +254,13 @@ class PreemptionCheckpointHandler:
         save: Callable[..., object] = self._manager.save if self._save_fn is None else self._save_fn
         if self._save_fn is None and len(args) < 2:
             kwargs.setdefault("check_interval", False)
+        try:
+            background.wait()
+        except Exception as error:  # an earlier save's, which must not prevent this one
+            warnings.warn(f"An asynchronous save failed before this worker's last one. {error}", stacklevel=5)
         with self._calls.together(), self._manager.checkpoint._saving_at(self._positions):
             save(*args, **kwargs)
+        background.wait()  # the program may end right after this
 
 
 def _check_cluster(resolver: ClusterResolver | None) -> None:

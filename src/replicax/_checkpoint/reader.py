@@ -12,12 +12,14 @@ from replicax._checkpoint import lists
 from replicax._checkpoint.files import Path
 from replicax._checkpoint.restore import abbreviated, open_checkpoint
 from replicax._checkpoint.sources import GRAPH, REPLICAS
+from replicax._job import background
 
 
 class CheckpointReader:
     """The values of a checkpoint, by their keys: the names that lead to each, and a fixed ending."""
 
     def __init__(self, path: str):
+        background.wait()
         self._source = open_checkpoint(path)
         self._graph = np.array(self._source.graph(), object)
         # The shapes and dtypes.

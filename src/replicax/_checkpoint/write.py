@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -35,12 +36,14 @@ class Snapshot(NamedTuple):
         positions: the position of each iterator in this process, by its key.
         shared: the arrays of each object that belongs to several workers, by its name.
         loose: the names of variables with `copies_may_differ`.
+        asynchronous: whether it is written while training goes on.
     """
 
     saved: _files.Saved
     positions: dict[str, str]
     shared: dict[str, list[np.ndarray]]
     loose: list[str]
+    asynchronous: bool
 
     def with_positions(self, of_processes: Sequence[Mapping[str, str]]) -> _files.Saved:
         """Return the content with the positions of iterators in each process."""
@@ -62,8 +65,15 @@ def _position_of(leaf: PositionLeaf, overrides: Positions | None) -> str:
     return leaf.packed_at_beginning()  # it was made later, for an epoch that begins with the next step
 
 
-def take_snapshot(nodes: Sequence[ObjectNode], together: bool, overrides: Positions | None) -> Snapshot:
-    """Return the content to be written. The arrays of a pytree become nodes below the object that has it."""
+def take_snapshot(
+    nodes: Sequence[ObjectNode], together: bool, overrides: Positions | None, asynchronous: bool
+) -> Snapshot:
+    """Return the content to be written. The arrays of a pytree become nodes below the object that has it.
+
+    For an asynchronous save, the arrays are copies.
+    """
+    if asynchronous:
+        _files.import_orbax()  # an error is raised here, and the thread does not hold up imports of the program
     saved: list[_files.NodeRecord] = [{"children": dict(node.children)} for node in nodes]
     arrays: dict[str, np.ndarray] = {}
     positions: dict[str, str] = {}
@@ -73,7 +83,7 @@ def take_snapshot(nodes: Sequence[ObjectNode], together: bool, overrides: Positi
             saved[number]["key"] = key = key_of(node.names, POSITION)
             positions[key] = _position_of(node.leaf, overrides)
         elif node.leaf is not None:
-            values = node.leaf.read()
+            values = node.leaf.read(copy=asynchronous)
             if together and workers.is_shared(node.leaf.owner):
                 shared[name_in_messages(node.names)] = list(values.values())
             for names, array in values.items():
@@ -91,21 +101,41 @@ def take_snapshot(nodes: Sequence[ObjectNode], together: bool, overrides: Positi
                     at = children[name]
                 saved[at]["key"] = key = key_of((*node.names, *names))
                 arrays[key] = array
-            for names, array in node.leaf.read_replicas().items():
+            for names, array in node.leaf.read_replicas(copy=asynchronous).items():
                 arrays[key_of((*node.names, *names), REPLICAS)] = array
     token = uuid.uuid4().hex
     owners = {name_in_messages(node.names): node.leaf.owner for node in nodes if node.leaf is not None}
     loose = [name for name in shared if workers.may_differ(owners[name])]
-    return Snapshot(_files.Saved(saved, arrays, token, token), positions, shared, loose)
+    return Snapshot(_files.Saved(saved, arrays, token, token), positions, shared, loose, asynchronous)
 
 
-def write_together(path: str, take: Callable[[], Snapshot], then: OnWritten | None) -> None:
-    """Write in a job of several processes. If several give the same path, the first of them writes.
+def prepare_together(path: str, take: Callable[[], Snapshot], then: OnWritten | None) -> Callable[[], None]:
+    """Take a snapshot in a job of several processes, and return a function that writes it.
+
+    The snapshot needs the devices' collectives. The returned function only exchanges messages with the other workers,
+    so that all of them may run it in the background.
 
     Args:
         path: where the checkpoint is to be.
         take: returns the values of this process. If that raises, the other processes raise CheckpointError.
         then: called with the path after writing.
+
+    Raises:
+        CheckpointError: another worker cannot save, or saves other iterators.
+    """
+    try:
+        snapshot = take()
+    except Exception as error:
+        _exchange_announcements(path, problem=f"{type(error).__name__}: {error}")
+        raise
+    announcements = _exchange_announcements(path, snapshot)
+    return functools.partial(_write_together, path, snapshot, announcements, then)
+
+
+def _write_together(
+    path: str, snapshot: Snapshot, announcements: Sequence[_Announcement], then: OnWritten | None
+) -> None:
+    """Write a snapshot. If several processes give the same path, the first of them writes.
 
     The workers compare digests of their values before the checkpoint takes its place. A process that then finds no
     checkpoint of this save has another disk, and writes a copy. All processes wait for the copies, so that they count
@@ -115,12 +145,6 @@ def write_together(path: str, take: Callable[[], Snapshot], then: OnWritten | No
         CheckpointError: on all workers, if one cannot write, or if the values of shared variables differ.
     """
     me = jax.process_index()
-    try:
-        snapshot = take()
-    except Exception as error:
-        _exchange_announcements(path, problem=f"{type(error).__name__}: {error}")
-        raise
-    announcements = _exchange_announcements(path, snapshot)
     first = [announcement.path for announcement in announcements].index(announcements[me].path)
     saved = snapshot.with_positions([announcement.positions for announcement in announcements])
     saved = saved._replace(save=announcements[0].token)
@@ -166,6 +190,7 @@ class _Announcement(NamedTuple):
         token: names its call of `save`.
         turn: counts its saves; that of process 0 decides which parts of large arrays are compared.
         positions: the positions of its iterators, by their keys.
+        asynchronous: whether it writes while training goes on.
     """
 
     problem: str
@@ -173,6 +198,7 @@ class _Announcement(NamedTuple):
     token: str
     turn: int
     positions: dict[str, str]
+    asynchronous: bool
 
 
 _turns = itertools.count(random.SystemRandom().randrange(1 << 16))  # so that short runs do not always begin alike
@@ -181,7 +207,8 @@ _turns = itertools.count(random.SystemRandom().randrange(1 << 16))  # so that sh
 def _exchange_announcements(path: str, snapshot: Snapshot | None = None, problem: str = "") -> list[_Announcement]:
     """Return all announcements; raise CheckpointError if another process cannot save or saves other iterators."""
     token, positions = ("", {}) if snapshot is None else (snapshot.saved.token, snapshot.positions)
-    mine = _Announcement(problem, os.path.abspath(path), token, next(_turns), positions)
+    asynchronous = snapshot is not None and snapshot.asynchronous
+    mine = _Announcement(problem, os.path.abspath(path), token, next(_turns), positions, asynchronous)
     texts = workers.all_gather(f"the checkpoint {mine.path}\n{json.dumps(mine)}")
     announcements = [_Announcement(*json.loads(text.split("\n", 1)[1])) for text in texts]
     if problem:
@@ -190,6 +217,11 @@ def _exchange_announcements(path: str, snapshot: Snapshot | None = None, problem
     if problems:
         raise CheckpointFailedElsewhere(f"The checkpoint {path} was not written. {'; '.join(problems)}")
     for i, other in enumerate(announcements):
+        if other.asynchronous != asynchronous:
+            raise CheckpointError(
+                f"The checkpoint {path} was not written. All workers must save with the same `enable_async`: it is "
+                f"{asynchronous} on this worker and {other.asynchronous} on {workers.name(i)}."
+            )
         if different := sorted(other.positions.keys() ^ positions.keys()):
             raise CheckpointError(
                 f"The checkpoint {path} was not written. {workers.name(i)} and this worker must save the same "
@@ -216,10 +248,10 @@ def _do_on_all(path: str, act: Callable[[], str], failed: str = "was not written
     return list(results)
 
 
-def write_alone(path: str, take: Callable[[], Snapshot], then: OnWritten | None) -> None:
-    """Write in this process, without the others."""
+def prepare_alone(path: str, take: Callable[[], Snapshot], then: OnWritten | None) -> Callable[[], None]:
+    """Take a snapshot, and return a function that writes it in this process, without the others."""
     snapshot = take()
-    _write(path, snapshot.with_positions([snapshot.positions]), then)
+    return functools.partial(_write, path, snapshot.with_positions([snapshot.positions]), then)
 
 
 def _write(path: str, saved: _files.Saved, then: OnWritten | None) -> None:

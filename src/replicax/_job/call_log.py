@@ -25,7 +25,7 @@ class Made(NamedTuple):
 
 
 class CollectiveCall:
-    """One call under way, or a wait, whose `number` is None and whose `order` counts the waits."""
+    """One call under way, or a wait, whose `number` is None and whose `order` counts the waits; 0 if uncounted."""
 
     __slots__ = ("compiling", "done", "label", "number", "order", "output", "since")
 
@@ -126,12 +126,12 @@ class CallLog:
         count = sum(known.count for label, known in list(self._labels.items()) if _name(label) == name)
         return (count, name) if number else None
 
-    def begin_wait(self, label: str) -> CollectiveCall:
-        """Notes that a thread begins to wait for other processes in some other way than a call."""
+    def begin_wait(self, label: str, counted: bool = True) -> CollectiveCall:
+        """Note that a thread begins to wait for other processes in some other way than a call; see `state.waiting`."""
         self.threads.add(threading.get_ident())
         with self._lock:
-            self.waits += 1
-            call = CollectiveCall(None, label, self.waits)
+            self.waits += counted
+            call = CollectiveCall(None, label, self.waits if counted else 0)
             self._waits.append(call)
         return call
 

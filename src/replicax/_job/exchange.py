@@ -1,6 +1,7 @@
 """Small messages between the workers of a job, through JAX's coordination service.
 
 They go past the devices and their collectives, so any thread may send them; each topic has an order of its own.
+The background task's messages have separate topics, since it and the main thread exchange at the same time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 
 from replicax._base import jax_internals
-from replicax._job import state
+from replicax._job import background, state
 
 _CHUNK = 1 << 23  # bytes that are sent at once
 
@@ -38,6 +39,8 @@ def all_gather(message: str, topic: str = "eager", stopped: Callable[[], bool] |
 
     With `stopped` the wait is not watched, and is given up (`Stopped`) as soon as that is true.
     """
+    in_background = background.is_current_thread()
+    topic += "-in-background" if in_background else ""
     count, me = jax.process_count(), jax.process_index()
     if count == 1:
         return [message]
@@ -46,7 +49,7 @@ def all_gather(message: str, topic: str = "eager", stopped: Callable[[], bool] |
         _counts[topic] += 1
     client = jax_internals.coordination_client()
     client.key_value_set(_key(topic, number, me), message)
-    watch = state.waiting(f"{' '.join(message.split())[:80]} (exchange {number})")
+    watch = state.waiting(f"{' '.join(message.split())[:80]} (exchange {number})", counted=not in_background)
     with watch if stopped is None else contextlib.nullcontext():
         told = [message if i == me else _wait(client, _key(topic, number, i), stopped) for i in range(count)]
     if number >= 2:  # all have sent number - 1, so all have read number - 2

@@ -18,8 +18,8 @@ import numpy as np
 
 from replicax._base import doc_pages, jax_internals, progress, suppress_output
 from replicax._base.errors import JobError
+from replicax._job import background, process_exit, state
 from replicax._job import preflight as _preflight
-from replicax._job import process_exit, state
 from replicax._job.agree_on_step import GATE
 from replicax._job.call_log import CallLog
 from replicax._job.channel import Channel, Relay, interface, is_own, join_address, listen, parse
@@ -254,6 +254,10 @@ def _failed(error: BaseException) -> None:
         hooks.show(error)
     else:
         hooks.show(error)
+        try:
+            background.wait()  # while the other workers are there, which it may need
+        except BaseException as late:
+            hooks.show(late)
         monitor.post("failed", report)
     _end(monitor, error, report)
 

@@ -134,11 +134,12 @@ def compare_now() -> None:
 
 
 @contextlib.contextmanager
-def waiting(label: str) -> Iterator[None]:
-    """Marks a place where the calling thread itself blocks for the other processes. It does not count as a call.
+def waiting(label: str, counted: bool = True) -> Iterator[None]:
+    """Mark a place where the calling thread itself blocks for the other processes. It does not count as a call.
 
     Args:
         label: what it waits for.
+        counted: whether every process comes to this place after the same number of waits. A background thread does not.
 
     >>> with waiting("the end of the data"):
     ...     pass
@@ -147,7 +148,7 @@ def waiting(label: str) -> Iterator[None]:
     if calls is None:
         yield
         return
-    wait = calls.begin_wait(label)
+    wait = calls.begin_wait(label, counted)
     try:
         yield
     finally:

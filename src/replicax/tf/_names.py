@@ -304,7 +304,6 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_all("replicax.train", "__all__"),
             **_from("replicax.cluster_resolver", "ClusterDef ClusterSpec JobDef"),
             **_from("_protos", _EXAMPLES),
-            **_from("_experimental", "CheckpointOptions"),
             **_from("_moving_averages", "ExponentialMovingAverage"),
         },
     ),
