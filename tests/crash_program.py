@@ -20,23 +20,28 @@ Dataset = rx.data.Dataset
 v = rx.Variable(0.0)
 
 
+ASYNC = rx.train.CheckpointOptions(enable_async=True)
+
+
 def checkpoint() -> Any:
     return rx.train.Checkpoint(v=v)
 
 
-def write(folder: Path, saves: int) -> Callable[[int], Any]:
+def write(folder: Path, saves: int, options: Any = None) -> Callable[[int], Any]:
     one = checkpoint()
-    return lambda number: one.write(folder / "model")
+    return lambda number: one.write(folder / "model", options)
 
 
-def save(folder: Path, saves: int) -> Callable[[int], Any]:
+def save(folder: Path, saves: int, options: Any = None) -> Callable[[int], Any]:
     one = checkpoint()
-    return lambda number: one.save(folder / "ckpt")
+    return lambda number: one.save(folder / "ckpt", options)
 
 
-def manager(folder: Path, saves: int, max_to_keep: int, same: bool = False) -> Callable[[int], Any]:
+def manager(
+    folder: Path, saves: int, max_to_keep: int, same: bool = False, options: Any = None
+) -> Callable[[int], Any]:
     one = rx.train.CheckpointManager(checkpoint(), folder, max_to_keep)
-    return lambda number: one.save(1 if same else None)
+    return lambda number: one.save(1 if same else None, options=options)
 
 
 def dataset(number: int) -> Any:
@@ -89,6 +94,9 @@ WAYS: dict[str, Callable[[Path, int], Callable[[int], Any]]] = {
     "save": save,
     "manager, max_to_keep=1": functools.partial(manager, max_to_keep=1),
     "manager, max_to_keep=2": functools.partial(manager, max_to_keep=2),
+    "write, asynchronous": functools.partial(write, options=ASYNC),
+    "save, asynchronous": functools.partial(save, options=ASYNC),
+    "manager, asynchronous": functools.partial(manager, max_to_keep=1, options=ASYNC),
     "cache": cache,
     "snapshot": snapshot,
     **{f"{name}, two renames": make for name, make in OVER.items()},
@@ -102,7 +110,7 @@ def times(name: str, saves: int) -> int:
 
 
 def main() -> None:
-    """Saves the numbers 1, 2, 3 ... in each way, and says after each which one is there."""
+    """Save the numbers 1, 2, 3 ... in each way, and say after each which one is there."""
     out, saves = Path(sys.argv[1]), int(sys.argv[2])
     for name in ("write", "cache"):  # so that all is imported that is to be
         (folder := out / "before" / name).mkdir(parents=True)
@@ -124,7 +132,9 @@ def main() -> None:
         for number in range(1, times(name, saves) + 1):
             v.assign(number)
             one(number)
-            returned(number)
+            returned(number - name.endswith("asynchronous"))  # it has waited for the save before
+        checkpoint().sync()
+        returned(times(name, saves))
         (folder / "end").touch()  # so that the last state is seen
 
 

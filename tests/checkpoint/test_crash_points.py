@@ -174,7 +174,7 @@ def test_a_killed_process_leaves_a_complete_checkpoint_as_new_as_its_last_save(p
             raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
         count[note["way"]] += 1
         fresh[note["way"]] += value is not None
-    assert len(count) == 15 and all(fresh.values()) and min(count.values()) > 5, count
+    assert len(count) == 18 and all(fresh.values()) and min(count.values()) > 5, count
     if "REPLICAX_FIGURES" in os.environ:
         with open(os.environ["REPLICAX_FIGURES"], "a", encoding="utf-8") as figures:
             for way, all_of_it in count.items():
