@@ -185,6 +185,7 @@ def test_callbacks_run_once_the_checkpoint_is_whole(tmp_path, disk):
         experimental_write_callbacks=[
             lambda path: seen.append(path == rx.train.latest_checkpoint(tmp_path)),
             lambda: seen.append(threading.current_thread() is threading.main_thread()),
+            lambda: Checkpoint(v=rx.Variable(2.0)).write(tmp_path / "by callback", ASYNC),
         ],
     )
     checkpoint = Checkpoint(v=rx.Variable(1.0))
@@ -192,7 +193,7 @@ def test_callbacks_run_once_the_checkpoint_is_whole(tmp_path, disk):
     assert seen == []
     disk.set()
     checkpoint.sync()
-    assert seen == [True, False]
+    assert seen == [True, False] and os.path.isdir(tmp_path / "by callback")
 
 
 def test_a_preempted_program_ends_when_its_last_save_is_whole(tmp_path):

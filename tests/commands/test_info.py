@@ -16,7 +16,7 @@ from replicax._checkpoint import preemption
 from replicax._commands import main, table
 from replicax._commands.info import cluster, command, devices, settings, versions
 from replicax._commands.info.section import Section
-from replicax._job import process_exit
+from replicax._job import background, process_exit
 
 ROOT = Path(__file__).parents[2]
 ONE_CPU = {"platform": "cpu", "devices": [{"name": "CPU:0", "kind": "cpu", "platform": "cpu", "memory": None}],
@@ -284,5 +284,10 @@ def test_the_list_of_exit_codes_has_every_command_and_the_constants():
     commands = {code.command for code in exit_codes.EXIT_CODES}
     assert commands >= {f"replicax {each.name}" for each in table.COMMANDS}
     of_programs = {code.status for code in exit_codes.EXIT_CODES if code.command == "a program"}
-    constants = (preemption.RESTART, preemption.RESTART_ON_GOOGLE_CLOUD, process_exit.BECAUSE_OF_ANOTHER)
+    constants = (
+        preemption.RESTART,
+        preemption.RESTART_ON_GOOGLE_CLOUD,
+        process_exit.BECAUSE_OF_ANOTHER,
+        background.FAILED,
+    )
     assert of_programs == set(map(str, constants))

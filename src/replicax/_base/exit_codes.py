@@ -26,6 +26,7 @@ EXIT_CODES = (
     ExitCode(_PROGRAM, "42", "the program was preempted and has saved its state: start it again"),
     ExitCode(_PROGRAM, "143", "the same, on Google Cloud"),
     ExitCode(_PROGRAM, "70", "another process of the job has failed, and this one has ended because of it"),
+    ExitCode(_PROGRAM, "1", "an asynchronous save failed at the end, where no call of the program raises its error"),
     ExitCode("replicax", "0", "help or the version was shown"),
     ExitCode("replicax", "2", "there is no such command"),
     ExitCode(_LAUNCH, "0", "every worker ended with 0"),

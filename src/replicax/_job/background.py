@@ -16,6 +16,7 @@ from collections.abc import Callable
 from replicax._job import process_exit
 
 THREAD = "replicax-background"
+FAILED = 1  # the exit status of a program whose task failed, if no call has raised the error
 
 _lock = threading.Lock()  # held while a task takes the place of the last one
 _task: _Task | None = None
@@ -49,11 +50,16 @@ def is_current_thread() -> bool:
 def start(label: str, work: Callable[[], object]) -> None:
     """Wait for the last background task, raise its error if it failed, and start a new one.
 
+    In the task itself, as in a callback of a save, do the work at once.
+
     Args:
         label: the name of the task in messages, for example "the asynchronous save of ckpt-1".
         work: the function to be called.
     """
     global _task
+    if is_current_thread():
+        work()
+        return
     _register_at_exit()
     with _lock:
         wait()
@@ -86,7 +92,7 @@ def _register_at_exit() -> None:
 
 
 def _finish() -> None:
-    """Wait at the end of the program, and show an error that no call has raised. The exit status is 1 then."""
+    """Wait at the end of the program, and show an error that no call has raised. The exit status is FAILED then."""
     global _has_failed_at_exit
     try:
         wait()
@@ -98,4 +104,4 @@ def _finish() -> None:
 @atexit.register  # by one of the first imports of replicax, so that it runs after the program's own exit hooks
 def _end_as_failed() -> None:
     if _has_failed_at_exit:
-        process_exit.finish(1)
+        process_exit.finish(FAILED)
