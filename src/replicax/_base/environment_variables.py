@@ -118,11 +118,15 @@ VARIABLES = (
     ),
     Variable(
         "REPLICAX_TENSORFLOW_PYTHON", _OTHERS, "the path of a Python",
-        "that of replicax export --install", "the Python that has TensorFlow, for replicax export",
+        "that of replicax export --install", "the Python that has TensorFlow, for replicax export and replicax compare",
     ),
     Variable(
         "REPLICAX_REPORT_DIR", _INTERNAL, "a folder", "none",
         "where a process that fails writes its report; replicax launch sets it, and other launchers may", "",
+    ),
+    Variable(
+        "REPLICAX_COMPARE", _INTERNAL, "JSON", "not set",
+        "what the recorder of replicax compare is to do, which the command sets", is_for_users=False,
     ),
     Variable(
         "REPLICAX_RESTART_COUNT", _INTERNAL, "a whole number", "not set",

@@ -91,6 +91,13 @@ COMMANDS = (
         "replicax._commands.run_tf",
     ),
     Command(
+        "compare",
+        "Programs of TensorFlow",
+        "run a program under TensorFlow and here, and compare its training steps",
+        "replicax compare --tensorflow ~/tensorflow/bin/python train.py",
+        "replicax._commands.compare.command",
+    ),
+    Command(
         "completion",
         "Set up this terminal",
         "print a script that completes command lines in bash, zsh or fish",

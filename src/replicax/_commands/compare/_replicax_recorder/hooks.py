@@ -1,0 +1,283 @@
+"""Hooks in TensorFlow and Keras, or in what stands for them, that tell the recorder of variables and training steps.
+
+| in TensorFlow or Keras | what is recorded |
+|---|---|
+| `tf.Variable`, `keras.Variable` | a variable and its initial value, which a second run gets from the first |
+| `fit` | a step after each batch, with Keras's logs |
+| `train_on_batch` | a step |
+| a call of a `tf.function`, `strategy.run` | a step, if trainable variables or an optimizer's counter have changed |
+| `optimizer.apply` outside of these | a step |
+| `GradientTape.gradient` outside of these | the loss of the step that follows |
+
+Only the outermost call of these counts, and only in the main thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.abc
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from . import randomness
+from .recorder import EnoughSteps, Entry, Recorder, scalars, unique
+
+__all__ = ["EnoughSteps", "install"]
+
+
+def install(program_folder: str, folder: str, steps: int, keep_random: bool, replay: str | None = None) -> Recorder:
+    """Return a recorder that records what the program does once it has imported TensorFlow or Keras."""
+    recorder = Recorder(folder, steps, program_folder, replay)
+    hooks = _Hooks(recorder, keep_random)
+    sys.meta_path.insert(0, _AfterImport({"tensorflow": hooks.into_tensorflow, "keras": hooks.into_keras}))
+    return recorder
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function with a module once it is imported."""
+
+    def __init__(self, waiting: dict[str, Callable[[Any], None]]) -> None:
+        self._waiting = waiting
+        self._is_searching = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self._waiting or self._is_searching:
+            return None
+        self._is_searching = True  # other finders search like this one, and ask it
+        try:
+            finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+            found = (finder.find_spec(name, path, target) for finder in finders)
+            spec = next((spec for spec in found if spec is not None), None)
+        finally:
+            self._is_searching = False
+        sys.meta_path.remove(self)
+        sys.meta_path.insert(0, self)  # a finder of replicax has gone to the front
+        loader: Any = spec and spec.loader
+        if loader is not None:
+            load = loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                then = self._waiting.pop(name, None)  # not before: some code only asks whether there is a module
+                load(module)
+                if then is not None:
+                    then(sys.modules[name])
+
+            loader.exec_module = exec_module
+        return spec
+
+
+class _Hooks:
+    def __init__(self, recorder: Recorder, keep_random: bool) -> None:
+        self._recorder = recorder
+        self._keep_random = keep_random
+        self._depth = 0  # of hooked calls
+        self._creating = 0  # depth of creations of variables
+        self._in_optimizer = False  # whether the variable that is created belongs to the state of an optimizer
+
+    def into_tensorflow(self, tf: Any) -> None:
+        """Hook TensorFlow's functions."""
+        _wrap(type(tf.Variable), "__call__", self._create_tf_variable)
+        _wrap(type(tf.function(lambda: None)), "__call__", self._call_function)
+        _wrap(tf.distribute.Strategy, "run", self._run)
+        _wrap(tf.GradientTape, "gradient", self._gradient)
+        if not self._keep_random:
+            randomness.fix_in_tensorflow(tf, self._recorder, self._is_creating)
+
+    def into_keras(self, keras: Any) -> None:
+        """Hook Keras's functions."""
+        _wrap(keras.Variable, "__init__", self._create_keras_variable)
+        _wrap(keras.Metric, "__init__", self._create_metric)
+        _wrap(keras.Model, "fit", self._fit)
+        _wrap(keras.Model, "train_on_batch", self._train_on_batch)
+        _wrap(keras.callbacks.CallbackList, "on_train_batch_end", self._end_batch)
+        _wrap(keras.optimizers.Optimizer, "apply", self._apply)
+        _wrap(keras.optimizers.Optimizer, "add_variable_from_reference", self._add_slot)
+        if not self._keep_random:
+            randomness.fix_in_keras(keras, _tensorflow, self._recorder, self._is_creating)
+
+    # Variables.
+
+    def _create_tf_variable(self, create: Callable[..., Any], kind: Any, *args: Any, **kwargs: Any) -> Any:
+        if (
+            kind is not _tensorflow().Variable
+            or self._creating
+            or threading.current_thread() is not threading.main_thread()
+        ):
+            return create(kind, *args, **kwargs)
+        if "initial_value" in kwargs:
+            args = (kwargs.pop("initial_value"), *args)
+        given: Any = args[0] if args else None
+        if callable(given):
+            with self._in_creation(), _tensorflow().init_scope():
+                given = given()
+        shape = given.shape if hasattr(given, "shape") else np.shape(given)
+        trainable = kwargs.get("trainable", args[1] if len(args) > 1 else True)
+        name = kwargs.get("name") or "Variable"
+        entry = self._recorder.new_variable("tf", name, shape, trainable is not False)
+        initial = self._recorder.initial(entry)
+        if initial is not None:
+            given = _tensorflow().cast(initial, kwargs.get("dtype") or getattr(given, "dtype", None) or initial.dtype)
+        with self._in_creation():
+            variable = create(kind, given, *args[1:], **kwargs)
+        self._recorder.save_initial(entry, variable)
+        self._recorder.created(entry, variable)
+        return variable
+
+    def _create_keras_variable(self, init: Callable[..., None], variable: Any, *args: Any, **kwargs: Any) -> None:
+        names = ("initializer", "shape", "dtype", "trainable")
+        given = {**dict(zip(names, args)), **kwargs}
+        if isinstance(given.get("initializer"), str):
+            given["initializer"] = sys.modules["keras"].initializers.get(given["initializer"])
+        initializer = given["initializer"]
+        shape: Any = given.get("shape")
+        if shape is None:
+            shape = getattr(initializer, "shape", ())
+        elif isinstance(shape, int):
+            shape = (shape,)
+        path = "/".join(filter(None, [_keras_path(), given.get("name") or type(variable).__name__.lower()]))
+        kind = "optimizer" if self._in_optimizer else "keras"
+        entry = self._recorder.new_variable(kind, path, shape, given.get("trainable", True))
+        if callable(initializer):
+            given["initializer"] = self._initializer(entry, initializer)
+        with self._in_creation():
+            init(variable, **given)
+        self._recorder.created(entry, variable)
+
+    def _initializer(self, entry: Entry, initializer: Callable[..., Any]) -> Callable[..., Any]:
+        """Return an initializer that saves its value, or that returns the value of the other run."""
+
+        def initialize(shape: Any, dtype: Any = None, **kwargs: Any) -> Any:
+            initial = self._recorder.initial(entry)
+            with self._in_creation():
+                if initial is not None:
+                    return sys.modules["keras"].ops.convert_to_tensor(initial, dtype=dtype)
+                with _tensorflow().init_scope():  # a function that is being traced would compute it later
+                    value = initializer(shape, dtype=dtype, **kwargs)
+            self._recorder.save_initial(entry, value)
+            return value
+
+        return initialize
+
+    def _add_slot(self, add: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._in_optimizer = True
+        try:
+            return add(*args, **kwargs)
+        finally:
+            self._in_optimizer = False
+
+    def _create_metric(self, init: Callable[..., None], metric: Any, *args: Any, **kwargs: Any) -> None:
+        init(metric, *args, **kwargs)
+        self._recorder.new_metric(metric)
+
+    # Steps.
+
+    def _call_function(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._is_inside():
+            return call(*args, **kwargs)
+        self._recorder.changed()
+        with self._inside_call():
+            result = call(*args, **kwargs)
+        if self._recorder.changed():
+            self._recorder.record_step(dict(scalars(result)))
+        return result
+
+    def _run(self, run: Callable[..., Any], strategy: Any, *args: Any, **kwargs: Any) -> Any:
+        self._recorder.note("replicas", number=int(strategy.num_replicas_in_sync))
+        return self._call_function(run, strategy, *args, **kwargs)
+
+    def _gradient(self, gradient: Callable[..., Any], tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_inside():
+            if self._recorder.changed() and self._recorder.pending:  # by code of the program's own
+                self._recorder.record_step({})
+            for name, value in scalars(target, "loss"):
+                self._recorder.pending[unique(name, self._recorder.pending)] = value
+        return gradient(tape, target, *args, **kwargs)
+
+    def _apply(self, apply: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._is_inside():
+            return apply(*args, **kwargs)
+        with self._inside_call():
+            result = apply(*args, **kwargs)
+        self._recorder.record_step({})
+        return result
+
+    def _fit(self, fit: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._keep_random:
+            args, kwargs = args[:8], {**kwargs, "shuffle": False}  # `shuffle` is the ninth argument
+            self._recorder.note("unshuffled", name="model.fit")
+        with self._inside_call():
+            return fit(model, *args, **kwargs)
+
+    def _end_batch(self, end: Callable[..., None], callbacks: Any, batch: int, logs: Any = None) -> None:
+        end(callbacks, batch, logs)
+        if hasattr(callbacks._model, "jax_state_sync"):  # Keras's variables are empty while `fit` runs on JAX
+            callbacks._model.jax_state_sync()
+        self._recorder.record_step(dict(scalars(logs)), metrics=False)
+
+    def _train_on_batch(self, train: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._is_inside():
+            return train(*args, **kwargs)
+        with self._inside_call():
+            result = train(*args, **kwargs)
+        self._recorder.record_step(dict(scalars(result, "loss")), metrics=False)
+        return result
+
+    # Where a call is.
+
+    def _is_inside(self) -> bool:
+        in_thread = threading.current_thread() is not threading.main_thread()
+        return bool(self._depth) or in_thread or self._inside_function()
+
+    def _is_creating(self) -> bool:
+        return self._creating > 0
+
+    def _inside_function(self) -> bool:
+        return bool(_tensorflow().inside_function())
+
+    @contextlib.contextmanager
+    def _inside_call(self) -> Iterator[None]:
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    @contextlib.contextmanager
+    def _in_creation(self) -> Iterator[None]:
+        self._creating += 1
+        try:
+            yield
+        finally:
+            self._creating -= 1
+
+
+def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
+    """Have an attribute of a class or module call a hook, which gets the original first and then the arguments."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)  # with the module of the original, whose functions AutoGraph does not convert
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    hooked.autograph_info__ = {}  # type: ignore[attr-defined]  # AutoGraph's mark of functions that it leaves alone
+    setattr(owner, name, hooked)
+
+
+def _tensorflow() -> Any:
+    """Return the module that the program imports as TensorFlow."""
+    return importlib.import_module("tensorflow")
+
+
+def _keras_path() -> str:
+    """Return the path of the layer that is being built."""
+    try:
+        scope = importlib.import_module("keras.src.backend.common.name_scope")
+        return scope.current_path() or ""
+    except (ImportError, AttributeError):
+        return ""

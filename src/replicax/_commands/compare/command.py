@@ -1,0 +1,170 @@
+"""The command `replicax compare`. It needs no JAX itself."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from replicax._base import program_arguments, tensorflow_programs
+
+VARIABLE = "REPLICAX_TENSORFLOW_PYTHON"
+_EQUAL, _DIFFERENT, _WRONG, _FAILED, _INTERRUPTED = 0, 1, 2, 3, 130
+_RUNNER = Path(__file__).with_name("_replicax_recorder") / "run.py"
+_RTOL = 1e-3
+_LINES = 20  # of a program's output that are shown if it fails
+
+_DESCRIPTION = """\
+Run a program of TensorFlow's twice, under TensorFlow and under replicax as `replicax run-tf` does, with the same
+initial weights, the same order of data and the same random numbers. Print the results of each training step, and the
+first step and variable that differ. The program really runs: the second run finds the files that the first has
+written. See `replicax docs how-to/from-tensorflow`.
+"""
+
+_EPILOG = """\
+examples:
+  replicax compare --tensorflow ~/tensorflow/bin/python train.py
+  replicax compare --steps 50 train.py --epochs 1
+  replicax compare --keep-random -m project.train
+
+exit status:
+  0 when all steps agree; 1 when a step differs; 2 when an option is wrong, or no Python has TensorFlow; 3 when the
+  program fails, takes too long or makes no step.
+"""
+
+
+def parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of the options and of the program's own arguments."""
+    result = program_arguments.parser(name, "[options]", _DESCRIPTION, _EPILOG)
+    add = result.add_argument
+    text = f"a Python that has TensorFlow and what the program imports (default: {VARIABLE})"
+    add("--tensorflow", metavar="PYTHON", default=os.environ.get(VARIABLE), help=text)
+    add("--steps", type=_positive, default=10, metavar="N", help="end both programs after N steps (default: 10)")
+    text = "the tolerance: of results relative to their value, ten times that of variables relative to their change"
+    add("--rtol", type=float, default=_RTOL, metavar="NUMBER", help=f"{text} (default: %(default)g)")
+    text = "shuffle data and draw random numbers as the program does; both differ then"
+    add("--keep-random", action="store_true", help=text)
+    text = "the most seconds that each run takes (default: %(default)g)"
+    add("--time-limit", type=float, default=600.0, metavar="SECONDS", help=text)
+    text = "keep the records and the programs' output there (default: the output, in a temporary folder)"
+    add("--folder", metavar="PATH", type=Path, help=text)
+    return result
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def main(arguments: Sequence[str], name: str) -> int:
+    """Run the command, and return its exit status."""
+    given = parser(name).parse_args(arguments)
+    if problem := _problem(given):
+        print(f"{name}: {problem}", file=sys.stderr)
+        return _WRONG
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="replicax-compare-"))
+    try:
+        return _compare(given, folder.absolute(), name)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    finally:
+        if given.folder is None:
+            for record in ("tensorflow", "replicax"):
+                shutil.rmtree(folder / record, ignore_errors=True)
+
+
+def _problem(given: argparse.Namespace) -> str | None:
+    """Return what is wrong with the options; None if nothing is."""
+    if not given.module and not os.path.exists(given.program):
+        return f"There is no file {given.program} in {os.getcwd()}. For a module write -m {given.program}."
+    if given.tensorflow is None:
+        return (
+            "No Python with TensorFlow is named. Make one, apart from this environment, and name it:\n"
+            "  python -m venv ~/tensorflow && ~/tensorflow/bin/pip install tensorflow\n"
+            f"  replicax compare --tensorflow ~/tensorflow/bin/python {given.program}\n"
+            f"or set {VARIABLE}=~/tensorflow/bin/python. It also needs the other libraries that the program imports."
+        )
+    if shutil.which(os.path.expanduser(given.tensorflow)) is None:
+        return f"{given.tensorflow} cannot be run. --tensorflow or {VARIABLE} must name a Python that has TensorFlow."
+    return None
+
+
+def _compare(given: argparse.Namespace, folder: Path, name: str) -> int:
+    """Run the program twice, print the report, and return the exit status."""
+    from replicax._commands.compare import comparison, report  # and NumPy, which the help does without
+
+    theirs = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "KERAS_BACKEND": "tensorflow"}
+    python = os.path.expanduser(given.tensorflow)
+    failed = _run(given, folder, "TensorFlow", python, theirs, {})
+    if not failed:
+        ours = tensorflow_programs.environment(os.environ)
+        failed = _run(given, folder, "replicax", sys.executable, ours, {"replay": str(folder / "tensorflow")})
+    records = [comparison.Run.read(str(folder / library)) for library in ("tensorflow", "replicax")]
+    found = comparison.compare(*records, given.rtol)
+    if failed:
+        print(f"{name}: {failed}", file=sys.stderr)
+    if text := report.text(found, given.keep_random):
+        print(text)
+    print(f"Output of the programs: {folder}{os.sep}tensorflow.log and replicax.log")
+    if failed or not found.steps:
+        return _FAILED
+    return _EQUAL if found.is_equal else _DIFFERENT
+
+
+def _run(
+    given: argparse.Namespace,
+    folder: Path,
+    library: str,
+    python: str,
+    environment: Mapping[str, str],
+    options: Mapping[str, str],
+) -> str | None:
+    """Run the program under a library and record it; return what went wrong, None if nothing did."""
+    record = folder / library.lower()
+    record.mkdir(parents=True, exist_ok=True)
+    recorded = {"folder": str(record), "steps": given.steps, "keep_random": given.keep_random, **options}
+    variables = {**environment, "REPLICAX_COMPARE": json.dumps(recorded)}
+    variables.pop("TF_CONFIG", None)  # one process is compared
+    command = [python, str(_RUNNER), *(["-m"] if given.module else []), given.program, *given.arguments]
+    log = folder / f"{library.lower()}.log"
+    print(f"running {given.program} under {library} ...", file=sys.stderr, flush=True)
+    begin = time.monotonic()
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            status = process.wait(given.time_limit)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and processes that it has started
+            process.wait()
+    events = record / "events.jsonl"
+    steps = events.read_text(encoding="utf-8").count('"event": "step"') if events.exists() else 0
+    if status == 0:
+        print(f"  {steps} steps in {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
+        return None
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LINES:]
+    end = (
+        f"did not end within {given.time_limit:g} s (--time-limit)" if status is None else f"ended with status {status}"
+    )
+    text = f"under {library}, {given.program} {end}, after {steps} steps. The end of its output:\n"
+    hint = "\nInstall TensorFlow for the Python that --tensorflow names." if _lacks_tensorflow(library, lines) else ""
+    return text + "\n".join(f"  {line}" for line in lines) + hint
+
+
+def _lacks_tensorflow(library: str, lines: Sequence[str]) -> bool:
+    return library == "TensorFlow" and any("No module named 'tensorflow'" in line for line in lines)
