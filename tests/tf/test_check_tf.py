@@ -97,6 +97,46 @@ if hasattr(model, "compiled_loss"):
     model.compiled_loss(1, 2)
 """
 
+DROPPED = """
+import tensorflow as tf
+from tensorflow.keras.callbacks import ModelCheckpoint
+
+tf.keras.optimizers.legacy.Adam(0.1)
+tf.keras.optimizers.SGD(0.1, decay=1e-4)
+tf.keras.layers.BatchNormalization(fused=True)
+tf.keras.layers.experimental.preprocessing.Rescaling(2.0)
+tf.keras.experimental.CosineDecay(0.1, 10)
+ModelCheckpoint("weights-{epoch}"), ModelCheckpoint(filepath=folder + "/w.ckpt", save_weights_only=True)
+model.compile("sgd", "mse", experimental_run_tf_function=False)
+model.fit(x, y, workers=2, use_multiprocessing=True)
+model.train_on_batch(x, y, reset_metrics=False)
+optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
+optimizer.get_updates(loss, variables), self.opt._create_slots(variables)
+model.save("model"), model.save_weights(f"{folder}/weights"), model.load_weights(os.path.join(folder, "w"))
+tf.keras.models.load_model("model"), tf.keras.models.save_model(model, "model")
+model.predict_classes(x), layer.add_update(op), model.layers[0].output_shape
+
+class Layer(tf.keras.layers.Layer):
+    def build(self, shape):
+        self.w = self.add_weight(name="w", shape=(2,), synchronization=1, aggregation=tf.VariableAggregation.MEAN)
+        self.add_metric(1, name="m")
+"""
+
+KEPT = """
+import tensorflow as tf
+from torch.optim import Adam
+from tensorflow.keras.callbacks import ModelCheckpoint
+
+Adam(lr=0.1), Trainer(lr=0.1, decay=0.1), dict(lr=1), tf.keras.optimizers.AdamW(0.1, weight_decay=0.1)
+ModelCheckpoint("model.keras"), ModelCheckpoint(path), ModelCheckpoint("m.weights.h5", save_weights_only=True)
+tf.keras.preprocessing.image.load_img, tf.keras.losses.Reduction.NONE, tf.keras.layers.LeakyReLU(alpha=0.1)
+model.save("model.keras"), model.save(path), figure.save("figure"), model.save_weights("m.weights.h5")
+tf.saved_model.save(model, "folder"), tf.train.Checkpoint(model=model).save("ckpt")
+model.input_shape, model.output_shape, self.input_shape, cache.get_updates(), repository.add_metric("m")
+forest.fit(x, y, sample_weight=1), re.compile("workers"), store.get_slot(1)
+model.compile("sgd", "mse", run_eagerly=True), tf.keras.layers.Layer().add_weight(name="w", aggregation="mean")
+"""
+
 NOTEBOOK = {
     "cells": [
         {"cell_type": "markdown", "source": ["tf.audio"]},
@@ -117,6 +157,8 @@ def checked(tmp_path_factory):
         "broken.py": "def (",
         "book.ipynb": json.dumps(NOTEBOOK),
         "old_keras.py": OLD_KERAS,
+        "dropped.py": DROPPED,
+        "kept.py": KEPT,
         "other.py": OLD_KERAS.replace("import tensorflow as tf", "import torch as tf"),
     }.items():
         (folder / name).write_text(text)
@@ -151,7 +193,7 @@ def names(found, status, *, caught=False):
 
 
 def test_aliases_scopes_and_guards_are_followed(found):
-    assert set(found) == {"good.py", "bad.py", "book.ipynb", "old_keras.py"}
+    assert set(found) == {"good.py", "bad.py", "book.ipynb", "old_keras.py", "dropped.py", "kept.py"}
     good = found["good.py"]
     assert names(good, "missing") == [] and names(good, "differs") == []
     assert names(good, "missing", caught=True) == [("23", "nosuch"), ("27", "quux"), ("28", "quux")]
@@ -202,6 +244,35 @@ def test_members_that_keras_3_lacks_are_found_by_their_names(found):
     assert "tf.train.latest_checkpoint" in texts[".index"] and "name=..." in texts["add_weight"]
 
 
+def test_names_and_arguments_that_keras_3_dropped_are_found_with_a_replacement(found):
+    dropped = found["dropped.py"]
+    assert names(dropped, "missing") == [
+        ("5", "keras.optimizers.legacy.Adam"),
+        ("7", "keras.layers.BatchNormalization"),
+        ("8", "keras.layers.experimental.preprocessing.Rescaling"),
+        ("9", "keras.experimental.CosineDecay"),
+        *[("10", "ModelCheckpoint")] * 2,
+        ("11", "compile(experimental_run_tf_function=)"),
+        *[("12", f"fit({argument}=)") for argument in ("use_multiprocessing", "workers")],
+        ("13", "train_on_batch(reset_metrics=)"),
+        ("14", "apply_gradients(experimental_aggregate_gradients=)"),
+        *[("15", name) for name in ("_create_slots", "get_updates")],
+        *[("16", name) for name in ("load_weights", "save", "save_weights")],
+        *[("17", name) for name in ("load_model", "save_model")],
+        *[("18", name) for name in ("add_update", "output_shape", "predict_classes")],
+        *[("22", f"add_weight({argument}=)") for argument in ("aggregation", "synchronization")],
+        ("23", "add_metric"),
+    ]
+    assert names(dropped, "differs") == [("6", "keras.optimizers.SGD")]
+    assert all(text for _, _, status, text, _ in dropped if status != "runs")
+
+
+def test_what_keras_3_still_has_is_no_finding(found):
+    assert names(found["kept.py"], "missing") == [] and names(found["kept.py"], "differs") == [
+        ("10", "saved_model.save")
+    ]
+
+
 def test_what_is_found_by_its_name_fails_indeed(run_tf):
     """A member that Keras gets again is to leave the table."""
     run_tf("""
@@ -210,14 +281,45 @@ keras = tf.keras
 optimizer = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.Adam())
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 model.compile(optimizer, "mse")
-objects = [optimizer, optimizer.inner_optimizer, model, keras.metrics.Mean()]
+layer = keras.layers.Dense(1)
+objects = [optimizer, optimizer.inner_optimizer, keras.metrics.Mean(), layer]
 assert len(_members._MEMBERS) > 10
 for name in _members._MEMBERS:
     assert not any(hasattr(each, name) for each in objects), name
+    assert not hasattr(model, name) or name.endswith("put_shape"), name
 optimizer.scale_loss, optimizer.learning_rate, keras.metrics.Mean().reset_state, model.reset_metrics
 raises(ValueError, lambda: keras.optimizers.SGD(lr=0.1), "lr")
 raises(ValueError, lambda: keras.layers.Layer().add_weight("w", shape=(2,)), "name")
 raises(ValueError, lambda: keras.layers.Layer(experimental_autocast=False), "experimental_autocast")
+raises(NotImplementedError, lambda: layer.add_metric(1), "add_metric")
+raises(ValueError, lambda: layer.add_weight(name="w", shape=(2,), aggregation=tf.VariableAggregation.MEAN), "mean")
+x = np.zeros((4, 2), "float32")
+pairs = [(tf.constant([1.0]), keras.Variable([1.0]))]
+arguments = {
+    "fit": (x, x[:, :1]), "evaluate": (x, x[:, :1]), "predict": (x,), "compile": ("sgd", "mse"),
+    "save_weights": ("w.weights.h5",),
+    "train_on_batch": (x, x[:, :1]), "test_on_batch": (x, x[:, :1]), "apply_gradients": (pairs,), "add_weight": ((2,),),
+    "save_model": (model, "folder"),
+}
+owners = {"apply_gradients": keras.optimizers.SGD(), "add_weight": layer, "save_model": keras.models}
+for entry in _members._CALLS:
+    method, argument = entry.removesuffix("=)").split("(")
+    function = getattr(owners.get(method, model), method)
+    raises((TypeError, ValueError), lambda: function(*arguments[method], **{argument: "tf"}))
+for name in _members.NAMES:
+    try:
+        value = __import__("functools").reduce(getattr, name.split(".")[1:], keras)
+        assert name == "keras.optimizers.legacy", name
+    except AttributeError:
+        pass
+raises(ImportError, lambda: keras.optimizers.legacy.Adam(0.1), "legacy")
+for kind, argument in [(keras.optimizers.SGD, "gradient_transformers"), (keras.layers.BatchNormalization, "fused"),
+                       (keras.layers.BatchNormalization, "virtual_batch_size"), (keras.layers.ReLU, "weights"),
+                       (keras.layers.ReLU, "dynamic"), (keras.initializers.Ones, "dtype")]:
+    raises((TypeError, ValueError), lambda: kind(**{argument: "float32"}))
+for call, argument in [(model.save, "folder"), (model.save_weights, "w"), (model.load_weights, "w"),
+                       (keras.models.load_model, "folder"), (keras.callbacks.ModelCheckpoint, "w")]:
+    raises(ValueError, lambda: call(argument))
 keras.layers.Layer(autocast=False).add_weight(name="w", shape=(2,))
 folder = tempfile.mkdtemp()
 path = tf.train.Checkpoint(v=tf.Variable(1.0)).save(folder + "/ckpt")

@@ -41,7 +41,9 @@ def uses(code: str | bytes, filename: str) -> list[Use]:
     reader = _Reader()
     reader.visit(ast.parse(code, filename))
     of_keras = any(not use.member and (not use.library or use.name.startswith("keras")) for use in reader.found)
-    return sorted(use for use in reader.found if not use.member or (of_keras and use.name not in reader.methods))
+    return sorted(
+        use for use in reader.found if not use.member or (of_keras and use.name.partition("(")[0] not in reader.methods)
+    )
 
 
 class _Scope(dict[str, str | None]):
@@ -114,7 +116,8 @@ class _Reader(ast.NodeVisitor):
             self._use(node, self._name(node) or "")
 
     def visit_Call(self, node: ast.Call) -> None:
-        self._member(node, _members.of_call(node))
+        for entry in _members.of_call(node):
+            self._member(node, entry)
         name = self._name(node.func)
         if name:
             self._use(node.func, name, tuple(each.arg for each in node.keywords if each.arg))

@@ -39,6 +39,9 @@ LIBRARIES = {
 }
 
 
+_SHORT = ("optimizers.", "initializers.")  # names of Keras that TensorFlow has in its own namespace, too
+
+
 class Verdict(NamedTuple):
     """What `replicax.tf` makes of a name: `status` is one of `RUNS`, `DIFFERS` and `MISSING`."""
 
@@ -62,14 +65,30 @@ def of_member(name: str) -> Verdict:
 
 def of_name(name: str, keywords: tuple[str, ...] = ()) -> Verdict:
     """Returns the verdict on a name in `tensorflow`, called with these arguments."""
-    found = _of_name(name.removeprefix("compat.v2."))
+    name = name.removeprefix("compat.v2.")
+    if dropped := _of_keras(name):
+        return dropped
+    found = _of_name(name)
     if found.status == MISSING or not keywords:
         return found
-    if "lr" in keywords and found.name.startswith(("keras.optimizers.", "optimizers.")):
-        return Verdict(found.name, MISSING, "It has no argument 'lr': write learning_rate")
+    full = f"keras.{found.name}" if found.name.startswith(_SHORT) else found.name
+    for (beginning, argument), text in _members.MISSING_ARGUMENTS.items():
+        if argument in keywords and full.startswith(beginning):
+            return Verdict(found.name, MISSING, f"It has no argument {argument!r}: {text}")
+    for (beginning, argument), text in _members.IGNORED_ARGUMENTS.items():
+        if argument in keywords and full.startswith(beginning):
+            return Verdict(found.name, DIFFERS, text)
     if lacking := _lacking(found.name, keywords):
         return Verdict(found.name, MISSING, f"It has no argument {', '.join(map(repr, lacking))}")
     return found
+
+
+def _of_keras(name: str) -> Verdict | None:
+    """Return the verdict on a name that Keras 3 dropped; None on any other."""
+    parts = name.split(".")
+    beginnings = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    text = next((_members.NAMES[beginning] for beginning in beginnings if beginning in _members.NAMES), None)
+    return None if text is None else Verdict(name, MISSING, text)
 
 
 @functools.cache
