@@ -104,14 +104,13 @@ def _compare(given: argparse.Namespace, folder: Path, name: str) -> int:
     """Run the program twice, print the report, and return the exit status."""
     from replicax._commands.compare import comparison, report  # and NumPy, which the help does without
 
-    theirs = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "KERAS_BACKEND": "tensorflow"}
-    python = os.path.expanduser(given.tensorflow)
-    failed = _run(given, folder, "TensorFlow", python, theirs, {})
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "KERAS_BACKEND": "tensorflow"}
+    failed = _run(given, folder, "TensorFlow", os.path.expanduser(given.tensorflow), environment, {})
     if not failed:
-        ours = tensorflow_programs.environment(os.environ)
-        failed = _run(given, folder, "replicax", sys.executable, ours, {"replay": str(folder / "tensorflow")})
-    records = [comparison.Run.read(str(folder / library)) for library in ("tensorflow", "replicax")]
-    found = comparison.compare(*records, given.rtol)
+        environment = tensorflow_programs.environment(os.environ)
+        failed = _run(given, folder, "replicax", sys.executable, environment, {"replay": str(folder / "tensorflow")})
+    theirs, ours = (comparison.Run.read(str(folder / library)) for library in ("tensorflow", "replicax"))
+    found = comparison.compare(theirs, ours, given.rtol)
     if failed:
         print(f"{name}: {failed}", file=sys.stderr)
     if text := report.text(found, given.keep_random):

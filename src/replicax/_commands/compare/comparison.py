@@ -79,8 +79,8 @@ class Difference:
         variable: its entry in replicax's record.
         largest: the largest difference of an element.
         theirs, ours: the values of that element.
-        change: the root mean square of the change since the beginning, in TensorFlow.
-        root_mean_square: the root mean square of the difference.
+        change: the mean size of the change of an element since the beginning, in TensorFlow.
+        mean: the mean size of the difference of an element.
         is_beyond: whether it is beyond the tolerance.
         is_rounding: whether the gradient may be rounding alone, as that of a bias before BatchNormalization.
     """
@@ -90,14 +90,14 @@ class Difference:
     theirs: float
     ours: float
     change: float
-    root_mean_square: float
+    mean: float
     is_beyond: bool = False
     is_rounding: bool = False
 
     @property
     def relative(self) -> float:
         """The difference, relative to the change since the beginning."""
-        return self.root_mean_square / max(self.change, 1e-30)
+        return self.mean / max(self.change, 1e-30)
 
 
 @dataclass(frozen=True)
@@ -188,15 +188,20 @@ def _differences(theirs: Run, ours: Run, step: int) -> Iterator[Difference]:
         is_counter = our_value.dtype.kind in "iu" and not entry.get("shape")
         if their_value is None or not (our_value.dtype.kind == "f" or is_counter):
             continue  # whole numbers with a shape are states of generators
-        a, b = their_value.astype(np.float64), our_value.astype(np.float64)
-        initial = theirs.initial(entry["match"])
-        difference = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-        difference = np.where(np.isnan(difference), np.inf, difference)
-        change = _root_mean_square(a - (0.0 if initial is None else initial.astype(np.float64)))
-        at = int(difference.argmax()) if difference.size else 0
-        if difference.size:
-            root_mean_square = _root_mean_square(difference)
-            yield Difference(entry, float(difference[at]), float(a[at]), float(b[at]), change, root_mean_square)
+        if their_value.size:
+            yield _difference(entry, their_value.astype(float), our_value.astype(float), theirs.initial(entry["match"]))
+
+
+def _difference(entry: recorder.Entry, theirs: np.ndarray, ours: np.ndarray, initial: np.ndarray | None) -> Difference:
+    is_same = (theirs == ours) | (np.isnan(theirs) & np.isnan(ours))
+    difference = np.where(is_same, 0.0, np.nan_to_num(np.abs(theirs - ours), nan=np.inf))
+    changes = np.abs(theirs - (0.0 if initial is None else initial.astype(float)))
+    changes = changes[np.isfinite(changes)]
+    at = int(difference.argmax())
+    change = float(changes.mean()) if changes.size else 0.0
+    return Difference(
+        entry, float(difference[at]), float(theirs[at]), float(ours[at]), change, float(difference.mean())
+    )
 
 
 def _judge(differences: list[Difference], rtol: float, results_agree: bool) -> Iterator[Difference]:
@@ -205,16 +210,12 @@ def _judge(differences: list[Difference], rtol: float, results_agree: bool) -> I
     largest_change = max((each.change for each in trainable), default=0.0)
     from_rounding = 0.0
     for each in sorted(differences, key=lambda each: not each.variable["trainable"]):
-        rounding = _ROUNDING * (abs(each.theirs) + largest_change)
-        is_beyond = not each.root_mean_square <= _OF_CHANGE * rtol * each.change + rounding
+        rounding = _ROUNDING * (float(np.nan_to_num(abs(each.theirs))) + largest_change)
+        is_beyond = not each.mean <= _OF_CHANGE * rtol * each.change + rounding
         if each.variable["trainable"]:
             is_rounding = results_agree and each.change < _SMALL * largest_change
             if is_beyond and is_rounding:
-                from_rounding = max(from_rounding, each.root_mean_square)
+                from_rounding = max(from_rounding, each.mean)
         else:  # such as a moving mean, to which a bias before it adds its rounding
-            is_rounding = each.root_mean_square <= from_rounding
+            is_rounding = each.mean <= from_rounding
         yield replace(each, is_beyond=is_beyond, is_rounding=is_beyond and is_rounding)
-
-
-def _root_mean_square(values: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0

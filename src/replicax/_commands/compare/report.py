@@ -120,13 +120,19 @@ def _conditions(comparison: Comparison, keep_random: bool) -> Iterator[str]:
         yield f"Made equal: {name} does not shuffle{places}"
     for name, places in _places(both, "fixed").items():
         yield f"Made equal: {name} gives the same numbers in every call{places}"
+    for name, places in _places(both, "unchanged").items():
+        yield f"Made equal: {name} returns the image as it is{places}"
+    for name, places in _places(both, "first corner").items():
+        yield f"Made equal: {name} returns the first corner{places}"
     if keep_random:
         yield "Not made equal: random numbers and shuffled data (--keep-random)"
     for name, places in _places(both, "random").items():
         yield f"Not made equal: {name} draws other numbers{places}"
     for name, entries in zip(("TensorFlow", "replicax"), comparison.without_match):
-        for entry in entries:
+        for entry in entries[:_SHOWN]:
             yield f"Not made equal: only {name} has the variable {entry['name']}, shape {tuple(entry['shape'])}"
+        if len(entries) > _SHOWN:
+            yield f"Not made equal: {len(entries) - _SHOWN} more variables of {name}"
     theirs, ours = (
         max((note["number"] for note in run.notes if note["what"] == "replicas"), default=1)
         for run in (comparison.theirs, comparison.ours)

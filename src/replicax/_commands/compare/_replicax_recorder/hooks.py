@@ -92,6 +92,7 @@ class _Hooks:
     def into_keras(self, keras: Any) -> None:
         """Hook Keras's functions."""
         _wrap(keras.Variable, "__init__", self._create_keras_variable)
+        _wrap(keras.Variable, "_deferred_initialize", self._initialize_keras_variable)
         _wrap(keras.Metric, "__init__", self._create_metric)
         _wrap(keras.Model, "fit", self._fit)
         _wrap(keras.Model, "train_on_batch", self._train_on_batch)
@@ -149,6 +150,10 @@ class _Hooks:
             init(variable, **given)
         self._recorder.created(entry, variable)
 
+    def _initialize_keras_variable(self, initialize: Callable[..., None], variable: Any) -> None:
+        with self._in_creation():
+            initialize(variable)
+
     def _initializer(self, entry: Entry, initializer: Callable[..., Any]) -> Callable[..., Any]:
         """Return an initializer that saves its value, or that returns the value of the other run."""
 
@@ -180,7 +185,7 @@ class _Hooks:
     def _call_function(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._is_inside():
             return call(*args, **kwargs)
-        self._recorder.changed()
+        self._recorder.flush()
         with self._inside_call():
             result = call(*args, **kwargs)
         if self._recorder.changed():
@@ -193,8 +198,7 @@ class _Hooks:
 
     def _gradient(self, gradient: Callable[..., Any], tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._is_inside():
-            if self._recorder.changed() and self._recorder.pending:  # by code of the program's own
-                self._recorder.record_step({})
+            self._recorder.flush()
             for name, value in scalars(target, "loss"):
                 self._recorder.pending[unique(name, self._recorder.pending)] = value
         return gradient(tape, target, *args, **kwargs)
@@ -211,6 +215,7 @@ class _Hooks:
         if not self._keep_random:
             args, kwargs = args[:8], {**kwargs, "shuffle": False}  # `shuffle` is the ninth argument
             self._recorder.note("unshuffled", name="model.fit")
+        self._recorder.flush()
         with self._inside_call():
             return fit(model, *args, **kwargs)
 
@@ -223,6 +228,7 @@ class _Hooks:
     def _train_on_batch(self, train: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._is_inside():
             return train(*args, **kwargs)
+        self._recorder.flush()
         with self._inside_call():
             result = train(*args, **kwargs)
         self._recorder.record_step(dict(scalars(result, "loss")), metrics=False)

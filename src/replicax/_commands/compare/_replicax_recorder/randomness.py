@@ -40,13 +40,17 @@ def fix_in_tensorflow(tf: Any, recorder: Recorder, is_creating: Callable[[], boo
         (tf.data.Dataset, "list_files"): functools.partial(_list_files, recorder),
         (tf.nn, "dropout"): functools.partial(_drop, lambda: tf, recorder),
     }
+    for name in [name for name in dir(tf.image) if name.startswith(("random_", "stateless_random_"))]:
+        image = functools.partial(_crop, lambda: tf) if name.endswith("crop") else _unchanged
+        fixed[tf.image, name] = functools.partial(image, recorder, f"tf.image.{name}")
     for name, numbers in _LISTS.items():
         for owner, attribute in ((tf.random, name), (tf.random, f"stateless_{name}"), (tf.random.Generator, name)):
             fixed[owner, attribute] = functools.partial(_draw, lambda: tf, recorder, f"tf.random.{attribute}", numbers)
     for (owner, attribute), function in fixed.items():
         _replace(owner, attribute, function, is_creating)
     names = [(tf.random, f"tf.random.{name}") for name in _OTHERS.split()]
-    names += [(tf.image, f"tf.image.{name}") for name in dir(tf.image) if "random" in name]
+    names += [(tf.nn, f"tf.nn.{name}") for name in ("nce_loss", "sampled_softmax_loss")]
+    names += [(tf.random, f"tf.random.{name}") for name in dir(tf.random) if name.endswith("candidate_sampler")]
     names.append((tf.data.Dataset, "Dataset.sample_from_datasets"))
     for owner, shown in names:
         _replace(owner, shown.rpartition(".")[2], functools.partial(_note, recorder, shown), is_creating)
@@ -88,6 +92,26 @@ def _note(recorder: Recorder, shown: str, draw: Original, *args: Any, **kwargs: 
 def _in_order(recorder: Recorder, shown: str, _: Original, value: Any, *args: Any, **kwargs: Any) -> Any:
     recorder.note("unshuffled", name=shown)
     return value
+
+
+def _unchanged(recorder: Recorder, shown: str, _: Original, image: Any, *args: Any, **kwargs: Any) -> Any:
+    recorder.note("unchanged", name=shown)
+    return image
+
+
+def _crop(
+    load: Callable[[], Any],
+    recorder: Recorder,
+    shown: str,
+    _: Original,
+    value: Any,
+    size: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    recorder.note("first corner", name=shown)
+    tf = load()
+    return tf.slice(value, tf.zeros_like(size), size)
 
 
 def _list_files(recorder: Recorder, list_files: Original, pattern: Any, *args: Any, **kwargs: Any) -> Any:

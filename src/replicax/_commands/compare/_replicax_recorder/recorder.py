@@ -127,15 +127,24 @@ class Recorder:
         np.savez(os.path.join(self._folder, "steps", f"{self.steps}.npz"), **arrays)
         self._write("step", number=self.steps, results=results, place=self.place())
         if self.steps == self._limit:
-            self._write("end", complete=True)
+            self._end()
             raise EnoughSteps
         self._last = self.trainable()
 
-    def finish(self) -> None:
-        """Record the last step of eager code, which no further call of the program marks, and the program's end."""
-        if self.pending and self.steps < self._limit and self.changed():
+    def flush(self) -> None:
+        """Record a step that the program's own code has made since a tape's gradient, without an optimizer."""
+        if self.changed() and self.pending:
             self.record_step({})
-        self._write("end", complete=True)
+
+    def finish(self) -> None:
+        """Record the last step of the program's own code, and the program's end."""
+        if self.steps < self._limit:
+            self.flush()
+        self._end()
+
+    def _end(self) -> None:
+        self._write("end")
+        self._events.close()
 
     def _values(self, wanted: Callable[[Entry], bool]) -> dict[int, np.ndarray]:
         found = {}

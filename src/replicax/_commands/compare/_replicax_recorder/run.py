@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -36,7 +37,8 @@ def main(arguments: list[str]) -> int:
     except hooks.EnoughSteps:
         pass
     except SystemExit as ended:
-        recorder.finish()
+        with contextlib.suppress(hooks.EnoughSteps):
+            recorder.finish()
         if ended.code is not None and not isinstance(ended.code, int):
             print(ended.code, file=sys.stderr)
             return 1
