@@ -85,6 +85,7 @@ def _register_at_exit() -> None:
 
     `atexit` would be too late for a task that submits work to an executor: the exit hook of concurrent.futures, which
     runs before, makes that raise. Python runs these hooks last registered first, and documents no way to add one.
+    (Python 3.12.0 and 3.12.1 start no threads any more then, so that the task fails, with an error.)
     """
     import concurrent.futures.thread  # noqa: F401  # registers its hook
 
