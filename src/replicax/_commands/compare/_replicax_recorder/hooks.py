@@ -18,6 +18,7 @@ import contextlib
 import functools
 import importlib
 import importlib.abc
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -49,6 +50,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self._waiting or self._is_searching:
             return None
+        states = random.getstate(), np.random.get_state()
         self._is_searching = True  # other finders search like this one, and ask it
         try:
             finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
@@ -65,6 +67,8 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             def exec_module(module: Any) -> None:
                 then = self._waiting.pop(name, None)  # not before: some code only asks whether there is a module
                 load(module)
+                random.setstate(states[0])  # the libraries draw different numbers while they are imported
+                np.random.set_state(states[1])
                 if then is not None:
                     then(sys.modules[name])
 
