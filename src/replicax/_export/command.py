@@ -56,7 +56,7 @@ def parser(name: str) -> argparse.ArgumentParser:
     add("model", metavar="PATH", type=Path, help="the folder of the saved model")
     add("out", metavar="OUT", type=Path, help="the folder to write, which must not exist")
     add("--to", choices=["tensorflow"], required=True, help="the format of the result")
-    text = f"a Python that has TensorFlow (default: the one in {VARIABLE}, or that of --install)"
+    text = f"a Python that has TensorFlow (default: the one in {VARIABLE}, or the installed one)"
     add("--python", metavar="FILE", help=text)
     text = "install TensorFlow in an environment of its own, in the user's cache"
     add("--install", action=_Install, choices=["tensorflow"], help=text)
@@ -76,15 +76,15 @@ class _Install(argparse.Action):
 
 def main(arguments: Sequence[str], name: str) -> int:
     """Run the command, and return its exit status."""
-    given = parser(name).parse_args(arguments)
+    options = parser(name).parse_args(arguments)
     try:
-        notes = convert(given.model, given.out, given.python)
+        notes = convert(options.model, options.out, options.python)
     except (ExportError, CheckpointError, NotImplementedError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
     for note in notes:
         print(f"note: {note}.")
-    print(f"{given.out} is a SavedModel of TensorFlow.")
+    print(f"{options.out} is a SavedModel of TensorFlow.")
     return 0
 
 
@@ -110,17 +110,17 @@ def convert(model: Path, out: Path, python: str | None = None) -> list[str]:
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".replicax-export-", dir=out.absolute().parent) as folder:
         written = request.write(model, Path(folder))
-        made = Path(folder, "model")
-        notes = _run(chosen, written, made)
-        made.rename(out)
+        result = Path(folder, "model")
+        notes = _run(chosen, written, result)
+        result.rename(out)
     return notes
 
 
 def find_python(python: str | None = None) -> str:
-    """Return a Python that has TensorFlow: this one, or that of the variable, of --install, or of this process.
+    """Return a Python that has TensorFlow: `python`, or the variable's, the installed one, or this one.
 
     Raises:
-        ExportError: there is none.
+        ExportError: the first of them has no TensorFlow.
     """
     if named := python or os.environ.get(VARIABLE):
         chosen = TENSORFLOW.choose([named], "--python" if python else VARIABLE)
@@ -148,8 +148,8 @@ def _run(python: str, request: Path, out: Path) -> list[str]:
     if not result.exists():
         said = "".join(f"\n  {line}" for line in (ended.stdout + ended.stderr).strip().splitlines()[-_SHOWN:])
         raise ExportError(f"The conversion by {python} ended with status {ended.returncode}:{said}")
-    told = json.loads(result.read_text(encoding="utf-8"))
-    if "error" in told:
-        raise ExportError(told["error"])
-    notes: list[str] = told["notes"]
+    report = json.loads(result.read_text(encoding="utf-8"))
+    if "error" in report:
+        raise ExportError(report["error"])
+    notes: list[str] = report["notes"]
     return notes

@@ -6,7 +6,7 @@ The Python of an environment with TensorFlow runs it (see `command`), so it impo
 `request` writes the request.
 
 A function's program, in StableHLO, becomes one operation, XlaCallModule, which TensorFlow compiles for the sizes of
-each call. Variables become those of TensorFlow.
+each call. Variables become TensorFlow's variables.
 """
 
 from __future__ import annotations
@@ -87,17 +87,17 @@ def fill_results(structure: Any, outputs: list[tf.Tensor]) -> Any:
     return fill(structure, lambda place: outputs[place.number])
 
 
-def match(declared: Any, given: Any, tensors: dict[int, Any]) -> bool:
-    """Return whether arguments are those of a program, and add their tensors by number."""
+def match(declared: Any, actual: Any, tensors: dict[int, Any]) -> bool:
+    """Return whether arguments fit the arguments of a program, and add their tensors by number."""
     if isinstance(declared, Place):
-        tensors[declared.number] = given
+        tensors[declared.number] = actual
         spec = declared.spec
-        return tf.is_tensor(given) and given.dtype == spec.dtype and given.shape.as_list() == spec.shape.as_list()
-    if isinstance(declared, dict) and isinstance(given, dict):
-        return declared.keys() == given.keys() and all(match(declared[key], given[key], tensors) for key in declared)
-    if isinstance(declared, (list, tuple)) and isinstance(given, (list, tuple)):
-        return len(declared) == len(given) and all(match(*pair, tensors) for pair in zip(declared, given))
-    return type(declared) is type(given) and bool(declared == given)
+        return tf.is_tensor(actual) and actual.dtype == spec.dtype and actual.shape.as_list() == spec.shape.as_list()
+    if isinstance(declared, dict) and isinstance(actual, dict):
+        return declared.keys() == actual.keys() and all(match(declared[key], actual[key], tensors) for key in declared)
+    if isinstance(declared, (list, tuple)) and isinstance(actual, (list, tuple)):
+        return len(declared) == len(actual) and all(match(*pair, tensors) for pair in zip(declared, actual))
+    return type(declared) is type(actual) and bool(declared == actual)
 
 
 class Program:
@@ -224,7 +224,7 @@ class Model:
 
     Attributes:
         programs: the programs of the functions.
-        notes: what the user should know about the result.
+        notes: notes for the user about the result.
         root: the object to save.
         signatures: its signatures, by name.
     """

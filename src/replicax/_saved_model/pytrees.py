@@ -75,8 +75,9 @@ def load_model(path: AnyPath) -> Any:
         path: the folder.
 
     Returns:
-        An object with the functions and variables of the saved object. That of `save_model` can be called, and has the
-        model's arrays in `model`, by their paths. `signatures` has the functions that take and return tensors by name.
+        An object with the functions and variables of the saved object. `signatures` has the functions that take and
+        return tensors by name. What `save_model` has written can be called, and has the model's arrays in `model`, by
+        their paths.
 
     Raises:
         OSError: there is no saved model.
