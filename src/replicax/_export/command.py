@@ -37,7 +37,7 @@ TENSORFLOW = Environment(
     folder="export/tensorflow-2",
     contents="TensorFlow",
     packages=("tensorflow-cpu>=2.21,<3",),
-    space=2.0e9,
+    space=1.7e9,
     module="tensorflow",
     variable=VARIABLE,
     purpose="`replicax export` uses it from now on.",
