@@ -33,11 +33,13 @@ TOPICS = {
     "Communication": "ReduceOp CommunicationOptions CommunicationImplementation CrossDeviceOps NcclAllReduce "
     "HierarchicalCopyAllReduce ReductionToOneDevice",
     "Checkpoints": "train.*",
+    "Early stopping": "train.EarlyStopping train.agree_to_stop",
     "Preemption": "experimental.PreemptionCheckpointHandler experimental.PreemptionWatcher "
     "experimental.TerminationConfig",
     "Seeing what happens": "plan Plan profile Benchmark Benchmarks show Placement",
+    "Saved models": "experimental.save_model experimental.load_model",
     "Settings": "config.*",
-    "Clusters": "ClusterSpec cluster_resolver.*",
+    "Clusters and jobs": "launch ClusterSpec cluster_resolver.*",
     "Parameter servers": "coordinator.*",
     "Remote calls": "experimental.rpc.*",
     "TPUs": "tpu.*",
