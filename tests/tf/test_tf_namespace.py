@@ -24,7 +24,7 @@ def test_an_absent_name_says_what_to_use(run):
     run("""
 raises(AttributeError, lambda: tf.saved_model.experimental.read_fingerprint, "read_fingerprint", "checksum")
 raises(AttributeError, lambda: tf.audio.decode_wav, "'audio'", "librosa")
-raises(AttributeError, lambda: tf.lite, "jax.export")
+raises(AttributeError, lambda: tf.lite, "replicax export")
 raises(AttributeError, lambda: tf.distribute.experimental.nosuch, "experimental.nosuch", "reference/tf-names")
 raises(AttributeError, lambda: tf.nn.ctc_beam_search_decoder, "nn.ctc_beam_search_decoder", "pyctcdecode")
 raises(AttributeError, lambda: tf.math.nosuch, "math.nosuch", "reference/tf-names")
