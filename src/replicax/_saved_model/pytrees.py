@@ -56,10 +56,20 @@ def save_model(path: AnyPath, fn: Callable[..., Tree], model: Tree, *specs: Tree
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(model)
     names = [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in leaves]
-    variables = {name: Variable(leaf, name=name) for name, (_, leaf) in zip(names, leaves) if is_array(leaf)}
+    arrays = {name: leaf for name, (_, leaf) in zip(names, leaves) if is_array(leaf)}
+    keys = {name for name, array in arrays.items() if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)}
+    variables = {
+        name: Variable(jax.random.key_data(array) if name in keys else array, name=name)  # files have no keys
+        for name, array in arrays.items()
+    }
+
+    def value_of(name: str, leaf: Tree) -> Tree:
+        if name in keys:
+            return jax.random.wrap_key_data(variables[name].value(), impl=jax.random.key_impl(leaf))
+        return variables[name].value() if name in variables else leaf
 
     def call(*inputs: Tree) -> Tree:
-        values = [variables[name].value() if name in variables else leaf for name, (_, leaf) in zip(names, leaves)]
+        values = [value_of(name, leaf) for name, (_, leaf) in zip(names, leaves)]
         return fn(jax.tree.unflatten(structure, values), *inputs)
 
     _, *parameters = inspect.signature(fn).parameters.values()
