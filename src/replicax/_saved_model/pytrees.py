@@ -56,7 +56,7 @@ def save_model(path: AnyPath, fn: Callable[..., Tree], model: Tree, *specs: Tree
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(model)
     names = [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in leaves]
-    arrays = {name: leaf for name, (_, leaf) in zip(names, leaves) if is_array(leaf)}
+    arrays: dict[str, Any] = {name: leaf for name, (_, leaf) in zip(names, leaves) if is_array(leaf)}
     keys = {name for name, array in arrays.items() if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)}
     variables = {
         name: Variable(jax.random.key_data(array) if name in keys else array, name=name)  # files have no keys
