@@ -27,7 +27,6 @@ with strategy.scope():
     ])
     optimizer = tf.keras.optimizers.Adam(tf.keras.optimizers.schedules.ExponentialDecay(0.01, 5, 0.9))
     optimizer.build(model.trainable_variables)
-    scale = tf.Variable(1.0, trainable=False)
 
 def replica_step(inputs):
     rows, labels = inputs
@@ -35,17 +34,16 @@ def replica_step(inputs):
         logits = model(rows + 0.1 * tf.random.normal(tf.shape(rows)), training=True)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         loss = tf.nn.compute_average_loss(losses, global_batch_size=16)
+    differs = "replicax" in sys.modules and optimizer.iterations > 2
     *gradients, last = tape.gradient(loss, model.trainable_variables)
-    optimizer.apply_gradients(zip([*gradients, scale * last], model.trainable_variables))
+    optimizer.apply_gradients(zip([*gradients, tf.where(differs, -last, last)], model.trainable_variables))
     return loss
 
 @tf.function
 def step(inputs):
     return strategy.reduce("SUM", strategy.run(replica_step, args=(inputs,)), axis=None)
 
-for number, inputs in enumerate(strategy.experimental_distribute_dataset(data), 1):
-    if number == 4 and "replicax" in sys.modules:
-        scale.assign(-1.0)
+for inputs in strategy.experimental_distribute_dataset(data):
     step(inputs)
 """
 
@@ -67,7 +65,7 @@ def test_the_first_difference_from_tensorflow_is_named(tensorflow_python, tmp_pa
     assert done.returncode == 1, done.stdout + done.stderr
     results = [line.split() for line in done.stdout.splitlines() if line.split()[1:2] == ["result"]]
     assert [row[0] for row in results[1:]] == ["1", "2", "3", "4", "5"]
-    assert all(float(row[4]) < 1e-5 for row in results[1:5])
+    assert all(float(row[4]) < 1e-4 for row in results[1:5])
     assert "First difference: step 4 (program.py:" in done.stdout
     assert "The results of this step agree, the variables after it do not" in done.stdout
     (variable,) = [line for line in done.stdout.splitlines() if line.startswith("  variable ")]

@@ -11,7 +11,8 @@ from pathlib import Path
 _DESCRIPTION = """\
 Read Python code, without running it, and say which names of TensorFlow it uses that replicax.tf has, which of them
 differ from TensorFlow's, which are missing and what stands for them, and which libraries it imports that need
-TensorFlow itself. Methods of tensors, datasets and other objects are not checked.
+TensorFlow itself. Members and arguments that Keras 3 dropped are found by their names; other methods of tensors,
+datasets and objects are not checked.
 """
 
 _EPILOG = """\

@@ -97,7 +97,7 @@ class Difference:
     @property
     def relative(self) -> float:
         """The difference, relative to the change since the beginning."""
-        return self.mean / max(self.change, 1e-30)
+        return self.mean / self.change if self.change else math.inf if self.mean else 0.0
 
 
 @dataclass(frozen=True)

@@ -94,10 +94,8 @@ def _variable(difference: Difference) -> str:
     entry = difference.variable
     created = f", created at {entry['place']}" if entry["place"] else ""
     largest = f"{difference.largest:.1e} (TensorFlow {difference.theirs:.7g}, replicax {difference.ours:.7g})"
-    return (
-        f"{entry['name']}, shape {tuple(entry['shape'])}{created}: largest difference {largest}; "
-        f"{difference.relative:.1e} of its change so far"
-    )
+    relative = f"{difference.relative:.1e} of its change so far" if difference.change else "constant in TensorFlow"
+    return f"{entry['name']}, shape {tuple(entry['shape'])}{created}: largest difference {largest}; {relative}"
 
 
 def _rounding(comparison: Comparison) -> str:

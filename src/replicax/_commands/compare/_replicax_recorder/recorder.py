@@ -149,7 +149,7 @@ class Recorder:
     def _values(self, wanted: Callable[[Entry], bool]) -> dict[int, np.ndarray]:
         found = {}
         for entry, variable in list(self._variables):
-            if wanted(entry) and (array := as_array(variable())) is not None and array.dtype.kind in "fiu":
+            if wanted(entry) and (array := as_array(current(variable()))) is not None and array.dtype.kind in "fiu":
                 found[entry["number"]] = sample(array).copy()
         return found
 
@@ -211,6 +211,15 @@ def as_array(value: Any) -> np.ndarray | None:
         return array.astype(np.float32) if array.dtype.kind == "V" or array.dtype == np.float16 else array
     except Exception:  # each library has errors of its own for a value that is not known while it traces
         return None
+
+
+def current(variable: Any) -> Any:
+    """Return the value of a variable, or the mean over the replicas if each has its own, as in replicax."""
+    inner = getattr(variable, "value", None)  # of Keras's variables on TensorFlow a variable, of TensorFlow's a method
+    inner = variable if inner is None or callable(inner) else inner
+    if type(inner).__name__ == "MirroredVariable" and type(inner).__module__.startswith("tensorflow."):
+        return np.mean([copy.numpy() for copy in inner.values], axis=0, dtype=inner.dtype.as_numpy_dtype)
+    return variable
 
 
 def sample(array: np.ndarray) -> np.ndarray:
