@@ -37,7 +37,7 @@ def record(
         entry = recorder.new_variable("keras", name, [2], True)
         variables.append(Value(value if recorder.initial(entry) is None else recorder.initial(entry)))
         recorder.save_initial(entry, variables[-1])
-        recorder.created(entry, variables[-1])
+        recorder.add_variable(entry, variables[-1])
     for what, name in notes:
         recorder.note(what, name=name)
     for results, changes in steps:

@@ -69,60 +69,60 @@ def _positive(text: str) -> int:
 
 def main(arguments: Sequence[str], name: str) -> int:
     """Run the command, and return its exit status."""
-    given = parser(name).parse_args(arguments)
-    if problem := _problem(given):
+    chosen = parser(name).parse_args(arguments)
+    if problem := _problem(chosen):
         print(f"{name}: {problem}", file=sys.stderr)
         return _WRONG
-    folder = given.folder or Path(tempfile.mkdtemp(prefix="replicax-compare-"))
+    folder = chosen.folder or Path(tempfile.mkdtemp(prefix="replicax-compare-"))
     try:
-        return _compare(given, folder.absolute(), name)
+        return _compare(chosen, folder.absolute(), name)
     except KeyboardInterrupt:
         return _INTERRUPTED
     finally:
-        if given.folder is None:
+        if chosen.folder is None:
             for record in ("tensorflow", "replicax"):
                 shutil.rmtree(folder / record, ignore_errors=True)
 
 
-def _problem(given: argparse.Namespace) -> str | None:
+def _problem(chosen: argparse.Namespace) -> str | None:
     """Return what is wrong with the options; None if nothing is."""
-    if not given.module and not os.path.exists(given.program):
-        return f"There is no file {given.program} in {os.getcwd()}. For a module write -m {given.program}."
-    if given.tensorflow is None:
+    if not chosen.module and not os.path.exists(chosen.program):
+        return f"There is no file {chosen.program} in {os.getcwd()}. For a module write -m {chosen.program}."
+    if chosen.tensorflow is None:
         return (
             "No Python with TensorFlow is named. Make one, apart from this environment, and name it:\n"
             "  python -m venv ~/tensorflow && ~/tensorflow/bin/pip install tensorflow\n"
-            f"  replicax compare --tensorflow ~/tensorflow/bin/python {given.program}\n"
+            f"  replicax compare --tensorflow ~/tensorflow/bin/python {chosen.program}\n"
             f"or set {VARIABLE}=~/tensorflow/bin/python. It also needs the other libraries that the program imports."
         )
-    if shutil.which(os.path.expanduser(given.tensorflow)) is None:
-        return f"{given.tensorflow} cannot be run. --tensorflow or {VARIABLE} must name a Python that has TensorFlow."
+    if shutil.which(os.path.expanduser(chosen.tensorflow)) is None:
+        return f"{chosen.tensorflow} cannot be run. --tensorflow or {VARIABLE} must name a Python that has TensorFlow."
     return None
 
 
-def _compare(given: argparse.Namespace, folder: Path, name: str) -> int:
+def _compare(chosen: argparse.Namespace, folder: Path, name: str) -> int:
     """Run the program twice, print the report, and return the exit status."""
     from replicax._commands.compare import comparison, report  # and NumPy, which the help does without
 
     environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "KERAS_BACKEND": "tensorflow"}
-    failed = _run(given, folder, "TensorFlow", os.path.expanduser(given.tensorflow), environment, {})
+    failed = _run(chosen, folder, "TensorFlow", os.path.expanduser(chosen.tensorflow), environment, {})
     if not failed:
         environment = tensorflow_programs.environment(os.environ)
-        failed = _run(given, folder, "replicax", sys.executable, environment, {"replay": str(folder / "tensorflow")})
+        failed = _run(chosen, folder, "replicax", sys.executable, environment, {"replay": str(folder / "tensorflow")})
     theirs, ours = (comparison.Run.read(str(folder / library)) for library in ("tensorflow", "replicax"))
-    found = comparison.compare(theirs, ours, given.rtol)
+    compared = comparison.compare(theirs, ours, chosen.rtol)
     if failed:
         print(f"{name}: {failed}", file=sys.stderr)
-    if text := report.text(found, given.keep_random):
+    if text := report.text(compared, chosen.keep_random):
         print(text)
     print(f"Output of the programs: {folder}{os.sep}tensorflow.log and replicax.log")
-    if failed or not found.steps:
+    if failed or not compared.steps:
         return _FAILED
-    return _EQUAL if found.is_equal else _DIFFERENT
+    return _EQUAL if compared.is_equal else _DIFFERENT
 
 
 def _run(
-    given: argparse.Namespace,
+    chosen: argparse.Namespace,
     folder: Path,
     library: str,
     python: str,
@@ -132,19 +132,19 @@ def _run(
     """Run the program under a library and record it; return what went wrong, None if nothing did."""
     record = folder / library.lower()
     record.mkdir(parents=True, exist_ok=True)
-    recorded = {"folder": str(record), "steps": given.steps, "keep_random": given.keep_random, **options}
+    recorded = {"folder": str(record), "steps": chosen.steps, "keep_random": chosen.keep_random, **options}
     variables = {**environment, "REPLICAX_COMPARE": json.dumps(recorded)}
     variables.pop("TF_CONFIG", None)  # one process is compared
-    command = [python, str(_RUNNER), *(["-m"] if given.module else []), given.program, *given.arguments]
+    command = [python, str(_RUNNER), *(["-m"] if chosen.module else []), chosen.program, *chosen.arguments]
     log = folder / f"{library.lower()}.log"
-    print(f"running {given.program} under {library} ...", file=sys.stderr, flush=True)
+    print(f"running {chosen.program} under {library} ...", file=sys.stderr, flush=True)
     begin = time.monotonic()
     with open(log, "wb") as output:
         process = subprocess.Popen(
             command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
         try:
-            status = process.wait(given.time_limit)
+            status = process.wait(chosen.time_limit)
         except subprocess.TimeoutExpired:
             status = None
         finally:
@@ -158,9 +158,11 @@ def _run(
         return None
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LINES:]
     end = (
-        f"did not end within {given.time_limit:g} s (--time-limit)" if status is None else f"ended with status {status}"
+        f"did not end within {chosen.time_limit:g} s (--time-limit)"
+        if status is None
+        else f"ended with status {status}"
     )
-    text = f"under {library}, {given.program} {end}, after {steps} steps. The end of its output:\n"
+    text = f"under {library}, {chosen.program} {end}, after {steps} steps. The end of its output:\n"
     hint = "\nInstall TensorFlow for the Python that --tensorflow names." if _lacks_tensorflow(library, lines) else ""
     return text + "\n".join(f"  {line}" for line in lines) + hint
 

@@ -118,13 +118,13 @@ class Step:
     @property
     def differing_variables(self) -> list[Difference]:
         """The variables beyond the tolerance, those with the largest relative difference first."""
-        beyond = [each for each in self.variables if each.is_beyond and not each.is_rounding]
-        return sorted(beyond, key=lambda each: -each.relative)
+        beyond = [difference for difference in self.variables if difference.is_beyond and not difference.is_rounding]
+        return sorted(beyond, key=lambda difference: -difference.relative)
 
     @property
     def largest_difference(self) -> float:
         """The largest relative difference of a variable, without those of rounding."""
-        return max((each.relative for each in self.variables if not each.is_rounding), default=0.0)
+        return max((difference.relative for difference in self.variables if not difference.is_rounding), default=0.0)
 
     @property
     def is_equal(self) -> bool:
@@ -206,16 +206,16 @@ def _difference(entry: recorder.Entry, theirs: np.ndarray, ours: np.ndarray, ini
 
 def _judge(differences: list[Difference], rtol: float, results_agree: bool) -> Iterator[Difference]:
     """Yield the differences of a step, with those that are beyond the tolerance marked."""
-    trainable = [each for each in differences if each.variable["trainable"]]
-    largest_change = max((each.change for each in trainable), default=0.0)
+    trainable = [difference for difference in differences if difference.variable["trainable"]]
+    largest_change = max((difference.change for difference in trainable), default=0.0)
     from_rounding = 0.0
-    for each in sorted(differences, key=lambda each: not each.variable["trainable"]):
-        rounding = _ROUNDING * (float(np.nan_to_num(abs(each.theirs))) + largest_change)
-        is_beyond = not each.mean <= _OF_CHANGE * rtol * each.change + rounding
-        if each.variable["trainable"]:
-            is_rounding = results_agree and each.change < _SMALL * largest_change
+    for difference in sorted(differences, key=lambda difference: not difference.variable["trainable"]):
+        rounding = _ROUNDING * (float(np.nan_to_num(abs(difference.theirs))) + largest_change)
+        is_beyond = not difference.mean <= _OF_CHANGE * rtol * difference.change + rounding
+        if difference.variable["trainable"]:
+            is_rounding = results_agree and difference.change < _SMALL * largest_change
             if is_beyond and is_rounding:
-                from_rounding = max(from_rounding, each.mean)
+                from_rounding = max(from_rounding, difference.mean)
         else:  # such as a moving mean, to which a bias before it adds its rounding
-            is_rounding = each.mean <= from_rounding
-        yield replace(each, is_beyond=is_beyond, is_rounding=is_beyond and is_rounding)
+            is_rounding = difference.mean <= from_rounding
+        yield replace(difference, is_beyond=is_beyond, is_rounding=is_beyond and is_rounding)

@@ -18,11 +18,7 @@ def text(comparison: Comparison, keep_random: bool = False) -> str:
 
 
 def _table(steps: Sequence[Step]) -> str:
-    always_zero = {
-        result.name
-        for result in (steps[0].results if steps else [])
-        if all(each.theirs == each.ours == 0 for step in steps for each in step.results if each.name == result.name)
-    }
+    names = [result.name for step in steps for result in step.results if result.theirs or result.ours]  # without zeros
     rows = [("step", "result", "TensorFlow", "replicax", "difference")]
     for step in steps:
         rows += [
@@ -34,7 +30,7 @@ def _table(steps: Sequence[Step]) -> str:
                 _mark(result.difference, step),
             )
             for result in step.results
-            if result.name not in always_zero
+            if result.name in names
         ]
         mark = " <" if step.differing_variables else ""
         rows.append((str(step.number), "variables", "", "", f"{step.largest_difference:.1e}{mark}"))
@@ -84,8 +80,8 @@ def _first_difference(step: Step) -> Iterator[str]:
         yield "  The variables after this step agree: look at how the result is computed."
     elif step.number == 1:
         yield "  The results of the first step differ: look at the input and the forward pass."
-    for each in differing[:_SHOWN]:
-        yield f"  variable {_variable(each)}"
+    for difference in differing[:_SHOWN]:
+        yield f"  variable {_variable(difference)}"
     if len(differing) > _SHOWN:
         yield f"  and {len(differing) - _SHOWN} more variables"
 
@@ -99,7 +95,9 @@ def _variable(difference: Difference) -> str:
 
 
 def _rounding(comparison: Comparison) -> str:
-    small = [each.variable for step in comparison.steps for each in step.variables if each.is_rounding]
+    small = [
+        difference.variable for step in comparison.steps for difference in step.variables if difference.is_rounding
+    ]
     names = sorted({variable["name"] for variable in small if variable["trainable"]})
     if not names:
         return ""

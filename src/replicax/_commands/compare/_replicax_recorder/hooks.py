@@ -117,42 +117,42 @@ class _Hooks:
             return create(kind, *args, **kwargs)
         if "initial_value" in kwargs:
             args = (kwargs.pop("initial_value"), *args)
-        given: Any = args[0] if args else None
-        if callable(given):
+        value: Any = args[0] if args else None
+        if callable(value):
             with self._in_creation(), _tensorflow().init_scope():
-                given = given()
-        shape = given.shape if hasattr(given, "shape") else np.shape(given)
+                value = value()
+        shape = value.shape if hasattr(value, "shape") else np.shape(value)
         trainable = kwargs.get("trainable", args[1] if len(args) > 1 else True)
         name = kwargs.get("name") or "Variable"
         entry = self._recorder.new_variable("tf", name, shape, trainable is not False)
         initial = self._recorder.initial(entry)
         if initial is not None:
-            given = _tensorflow().cast(initial, kwargs.get("dtype") or getattr(given, "dtype", None) or initial.dtype)
+            value = _tensorflow().cast(initial, kwargs.get("dtype") or getattr(value, "dtype", None) or initial.dtype)
         with self._in_creation():
-            variable = create(kind, given, *args[1:], **kwargs)
+            variable = create(kind, value, *args[1:], **kwargs)
         self._recorder.save_initial(entry, variable)
-        self._recorder.created(entry, variable)
+        self._recorder.add_variable(entry, variable)
         return variable
 
     def _create_keras_variable(self, init: Callable[..., None], variable: Any, *args: Any, **kwargs: Any) -> None:
         names = ("initializer", "shape", "dtype", "trainable")
-        given = {**dict(zip(names, args)), **kwargs}
-        if isinstance(given.get("initializer"), str):
-            given["initializer"] = sys.modules["keras"].initializers.get(given["initializer"])
-        initializer = given["initializer"]
-        shape: Any = given.get("shape")
+        arguments = {**dict(zip(names, args)), **kwargs}
+        if isinstance(arguments.get("initializer"), str):
+            arguments["initializer"] = sys.modules["keras"].initializers.get(arguments["initializer"])
+        initializer = arguments["initializer"]
+        shape: Any = arguments.get("shape")
         if shape is None:
             shape = getattr(initializer, "shape", ())
         elif isinstance(shape, int):
             shape = (shape,)
-        path = "/".join(filter(None, [_keras_path(), given.get("name") or type(variable).__name__.lower()]))
+        path = "/".join(filter(None, [_keras_path(), arguments.get("name") or type(variable).__name__.lower()]))
         kind = "optimizer" if self._in_optimizer else "keras"
-        entry = self._recorder.new_variable(kind, path, shape, given.get("trainable", True))
+        entry = self._recorder.new_variable(kind, path, shape, arguments.get("trainable", True))
         if callable(initializer):
-            given["initializer"] = self._initializer(entry, initializer)
+            arguments["initializer"] = self._initializer(entry, initializer)
         with self._in_creation():
-            init(variable, **given)
-        self._recorder.created(entry, variable)
+            init(variable, **arguments)
+        self._recorder.add_variable(entry, variable)
 
     def _initialize_keras_variable(self, initialize: Callable[..., None], variable: Any) -> None:
         with self._in_creation():
@@ -192,7 +192,7 @@ class _Hooks:
         self._recorder.flush()
         with self._inside_call():
             result = call(*args, **kwargs)
-        if self._recorder.changed():
+        if self._recorder.has_changed():
             self._recorder.record_step(dict(scalars(result)))
         return result
 
@@ -272,11 +272,11 @@ def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
     original = getattr(owner, name)
 
     @functools.wraps(original)  # with the module of the original, whose functions AutoGraph does not convert
-    def hooked(*args: Any, **kwargs: Any) -> Any:
+    def call_hook(*args: Any, **kwargs: Any) -> Any:
         return hook(original, *args, **kwargs)
 
-    hooked.autograph_info__ = {}  # type: ignore[attr-defined]  # AutoGraph's mark of functions that it leaves alone
-    setattr(owner, name, hooked)
+    call_hook.autograph_info__ = {}  # type: ignore[attr-defined]  # AutoGraph's mark of functions that it leaves alone
+    setattr(owner, name, call_hook)
 
 
 def _tensorflow() -> Any:

@@ -41,7 +41,7 @@ def fix_in_tensorflow(tf: Any, recorder: Recorder, is_creating: Callable[[], boo
         (tf.nn, "dropout"): functools.partial(_drop, lambda: tf, recorder),
     }
     for name in [name for name in dir(tf.image) if name.startswith(("random_", "stateless_random_"))]:
-        image = functools.partial(_crop, lambda: tf) if name.endswith("crop") else _unchanged
+        image = functools.partial(_crop, lambda: tf) if name.endswith("crop") else _keep_image
         fixed[tf.image, name] = functools.partial(image, recorder, f"tf.image.{name}")
     for name, numbers in _LISTS.items():
         for owner, attribute in ((tf.random, name), (tf.random, f"stateless_{name}"), (tf.random.Generator, name)):
@@ -77,11 +77,11 @@ def _replace(owner: Any, name: str, function: Callable[..., Any], is_creating: C
     is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
 
     @functools.wraps(original)
-    def replaced(*args: Any, **kwargs: Any) -> Any:
+    def call_replacement(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs) if is_creating() else function(original, *args, **kwargs)
 
-    replaced.autograph_info__ = {}  # type: ignore[attr-defined]  # AutoGraph's mark of functions that it leaves alone
-    setattr(owner, name, staticmethod(replaced) if is_static else replaced)
+    call_replacement.autograph_info__ = {}  # type: ignore[attr-defined]  # AutoGraph's mark of functions that it leaves alone
+    setattr(owner, name, staticmethod(call_replacement) if is_static else call_replacement)
 
 
 def _note(recorder: Recorder, shown: str, draw: Original, *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +94,7 @@ def _in_order(recorder: Recorder, shown: str, _: Original, value: Any, *args: An
     return value
 
 
-def _unchanged(recorder: Recorder, shown: str, _: Original, image: Any, *args: Any, **kwargs: Any) -> Any:
+def _keep_image(recorder: Recorder, shown: str, _: Original, image: Any, *args: Any, **kwargs: Any) -> Any:
     recorder.note("unchanged", name=shown)
     return image
 
@@ -134,14 +134,14 @@ def _draw(
     recorder.note("fixed", name=shown)
     bound = inspect.signature(draw).bind(*args, **kwargs)
     bound.apply_defaults()
-    given = bound.arguments
-    dtype = tf.as_dtype(given["dtype"] or "float32")
-    if "stddev" in given:
-        shift, scale = given["mean"], given["stddev"]
+    arguments = bound.arguments
+    dtype = tf.as_dtype(arguments["dtype"] or "float32")
+    if "stddev" in arguments:
+        shift, scale = arguments["mean"], arguments["stddev"]
     else:
-        shift = 0 if given["minval"] is None else given["minval"]
-        scale = (1 if given["maxval"] is None else given["maxval"]) - shift
-    values = _repeat(tf, numbers, given["shape"])
+        shift = 0 if arguments["minval"] is None else arguments["minval"]
+        scale = (1 if arguments["maxval"] is None else arguments["maxval"]) - shift
+    values = _repeat(tf, numbers, arguments["shape"])
     if dtype.is_integer:
         return tf.cast(tf.floor(values * tf.cast(scale, values.dtype)), dtype) + tf.cast(shift, dtype)
     return tf.cast(values, dtype) * tf.cast(scale, dtype) + tf.cast(shift, dtype)
@@ -151,9 +151,9 @@ def _repeat(tf: Any, numbers: np.ndarray, shape: Any) -> Any:
     """Return a list of numbers, repeated to a shape that may be known only when a compiled function runs."""
     numbers = numbers.astype(np.float32)
     shape = tf.convert_to_tensor(shape, tf.int32)
-    known = tf.get_static_value(shape)
-    if known is not None:
-        return tf.constant(np.resize(numbers, known))
+    static_shape = tf.get_static_value(shape)
+    if static_shape is not None:
+        return tf.constant(np.resize(numbers, static_shape))
     positions = tf.math.floormod(tf.range(tf.reduce_prod(shape)), _COUNT)
     return tf.reshape(tf.gather(tf.constant(numbers), positions), shape)
 

@@ -23,7 +23,7 @@ Entry: TypeAlias = "dict[str, Any]"
 
 
 class EnoughSteps(BaseException):
-    """Ends the program after the last step that is wanted."""
+    """Ends the program after the last step to be recorded."""
 
 
 def match(variable: Entry, unused: Iterable[Entry]) -> Entry | None:
@@ -80,7 +80,7 @@ class Recorder:
             entry["match"] = other["number"]
         return entry
 
-    def created(self, entry: Entry, variable: Any) -> None:
+    def add_variable(self, entry: Entry, variable: Any) -> None:
         """Note that a variable exists now."""
         self._variables[entry["number"]] = entry, weakref.ref(variable)
         self._write("variable", **entry)
@@ -108,7 +108,7 @@ class Recorder:
         """Return the trainable variables by number, and the counters of optimizers, which tell that a step was made."""
         return self._values(lambda entry: entry["trainable"] or entry["name"].endswith("/iteration"))
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether a step was made since the last call, and look at the variables anew."""
         before, self._last = self._last, self.trainable()
         return before is not None and not all(
@@ -133,7 +133,7 @@ class Recorder:
 
     def flush(self) -> None:
         """Record a step that the program's own code has made since a tape's gradient, without an optimizer."""
-        if self.changed() and self.pending:
+        if self.has_changed() and self.pending:
             self.record_step({})
 
     def finish(self) -> None:
@@ -146,23 +146,27 @@ class Recorder:
         self._write("end")
         self._events.close()
 
-    def _values(self, wanted: Callable[[Entry], bool]) -> dict[int, np.ndarray]:
-        found = {}
+    def _values(self, is_selected: Callable[[Entry], bool]) -> dict[int, np.ndarray]:
+        values = {}
         for entry, variable in list(self._variables):
-            if wanted(entry) and (array := as_array(current(variable()))) is not None and array.dtype.kind in "fiu":
-                found[entry["number"]] = sample(array).copy()
-        return found
+            if (
+                is_selected(entry)
+                and (array := as_array(current(variable()))) is not None
+                and array.dtype.kind in "fiu"
+            ):
+                values[entry["number"]] = sample(array).copy()
+        return values
 
     def _metric_results(self) -> dict[str, float]:
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for metric in filter(None, (reference() for reference in self._metrics)):
             try:
                 result = metric.result()
             except Exception:  # such as that of a metric that was not built
                 continue
             for name, value in scalars(result, f"metric {metric.name}"):
-                found[unique(name, found)] = value
-        return found
+                values[unique(name, values)] = value
+        return values
 
     # Notes.
 
@@ -258,8 +262,8 @@ def unique(name: str, names: Iterable[str]) -> str:
     >>> unique("loss", ["loss", "loss 2"])
     'loss 3'
     """
-    names, number, wanted = list(names), 1, name
-    while wanted in names:
+    names, number, candidate = list(names), 1, name
+    while candidate in names:
         number += 1
-        wanted = f"{name} {number}"
-    return wanted
+        candidate = f"{name} {number}"
+    return candidate

@@ -22,9 +22,9 @@ def main(arguments: list[str]) -> int:
     sys.path[0] = os.path.dirname(here)  # of this file before
     hooks: Any = importlib.import_module(f"{os.path.basename(here)}.hooks")
     is_module = arguments[0] == "-m"
-    program, *own = arguments[is_module:]
+    program, *program_arguments = arguments[is_module:]
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(program))
-    sys.argv = [program, *own]
+    sys.argv = [program, *program_arguments]
     random.seed(0)
     np.random.seed(0)
     recorder = hooks.install(program_folder=sys.path[0], **options)
