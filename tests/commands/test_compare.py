@@ -82,6 +82,14 @@ def test_the_first_variable_that_differs_is_named(tmp_path):
     assert "layer/kernel" not in text and "look at the gradients and the update" in text
 
 
+def test_variables_that_drift_apart_are_told_from_a_sudden_difference(tmp_path):
+    theirs = [({"loss": 2.0}, (0.1, 0.1))] * 2
+    ours = [({"loss": 2.0}, (0.1, 0.1005)), ({"loss": 2.0}, (0.1, 0.11))]
+    assert "rounding can grow like this" in report.text(both(tmp_path / "drift", theirs, ours))
+    ours[0] = theirs[0]
+    assert "rounding can grow" not in report.text(both(tmp_path / "fault", theirs, ours))
+
+
 def test_a_result_that_differs_alone_is_the_results_fault(tmp_path):
     ours = [({"loss": 2.1}, (0.1, 0.1)), SAME[1]]
     found = both(tmp_path, SAME, ours)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from replicax._commands.compare._replicax_recorder import recorder
 from replicax._commands.compare.comparison import Comparison, Difference, Step
 
+_DRIFT = 1e-5  # a difference of variables, relative to their change, that is more than rounding at the first step
 _SHOWN = 5  # variables and places of a list
 
 
@@ -52,7 +53,8 @@ def _verdict(comparison: Comparison) -> str:
     if not comparison.steps:
         return _no_steps(comparison)
     if first is not None:
-        return "\n".join(_first_difference(first))
+        before = comparison.steps[comparison.steps.index(first) - 1].largest_difference if first.number > 1 else 0.0
+        return "\n".join([*_first_difference(first), *_drift(before, first)])
     if theirs != ours:
         return f"The steps agree, but TensorFlow made {theirs} and replicax {ours}."
     return f"All {ours} steps agree, within {comparison.rtol:g}." + _rounding(comparison)
@@ -84,6 +86,15 @@ def _first_difference(step: Step) -> Iterator[str]:
         yield f"  variable {_variable(difference)}"
     if len(differing) > _SHOWN:
         yield f"  and {len(differing) - _SHOWN} more variables"
+
+
+def _drift(before: float, step: Step) -> Iterator[str]:
+    """Yield a hint if the variables have drifted apart over several steps."""
+    if step.differing_variables and not step.differing_results and before > _DRIFT:
+        yield (
+            f"  The variables had differed by {before:.1e} a step before: rounding can grow like this in deep "
+            "networks, while a fault usually shows at once. Try a larger --rtol."
+        )
 
 
 def _variable(difference: Difference) -> str:
