@@ -209,10 +209,11 @@ def test_a_python_with_tensorflow_has_to_be_named(tmp_path, monkeypatch, capsys)
     from replicax._commands.compare import command
 
     monkeypatch.delenv("REPLICAX_TENSORFLOW_PYTHON", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without the one that `replicax export` has installed
     program = tmp_path / "program.py"
     program.touch()
     for arguments, words in [
-        ([str(program)], ("python -m venv", "pip install tensorflow", "REPLICAX_TENSORFLOW_PYTHON")),
+        ([str(program)], ("replicax export --install tensorflow", "REPLICAX_TENSORFLOW_PYTHON")),
         (["--tensorflow", "/nowhere/python", str(program)], ("/nowhere/python cannot be run",)),
         (["nosuch.py"], ("There is no file nosuch.py",)),
     ]:

@@ -173,9 +173,9 @@ class EarlyStopping:
         return states[0]
 
 
-def _exchange(what: str, text: str) -> list[str]:
+def _exchange(call_name: str, text: str) -> list[str]:
     """Return the texts of all workers, in a call that the job's monitor knows by its name."""
-    call = state.begin(what)
+    call = state.begin(call_name)
     try:
         return exchange.all_gather(text, "stop")
     finally:

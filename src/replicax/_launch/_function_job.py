@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 
-def pickled(value: object, what: str) -> bytes:
+def pickle_by_value(value: object, label: str) -> bytes:
     """Return an object as bytes, functions and classes of `__main__` by value, and JAX arrays as NumPy arrays.
 
     A JAX array would start the devices of the process that loads it, and a worker has to join its job first.
 
     Args:
         value: the object.
-        what: names it in the error.
+        label: the name of the object in the error.
 
     Raises:
         ImportError: cloudpickle is not installed.
@@ -57,7 +57,7 @@ def pickled(value: object, what: str) -> bytes:
         Pickler(out, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     except Exception as error:
         raise TypeError(
-            f"{what} cannot be sent to another process: {error}. Create strategies, variables and datasets inside of "
+            f"{label} cannot be sent to another process: {error}. Create strategies, variables and datasets inside of "
             "the function, and return arrays and Python objects."
         ) from error
     return out.getvalue()
@@ -71,7 +71,7 @@ def _launch(folder: Path, options: list[str]) -> None:
     from replicax._launch._output import Screen
 
     class ScreenWithoutAlarms(Screen):
-        """A screen that keeps what has gone wrong: it is raised as an error."""
+        """A screen that shows no failure, since `launch` raises it."""
 
         alarm = ""
 
@@ -113,7 +113,7 @@ def _work(folder: Path, sources: dict[str, list[str]]) -> None:
             _write_error(folder, worker, *described(error, trusted=True))
         raise
     try:
-        data = pickled(result, f"The result of worker {worker}")
+        data = pickle_by_value(result, f"The result of worker {worker}")
     except TypeError as error:
         _write_error(folder, worker, *described(error, trusted=True))
         raise

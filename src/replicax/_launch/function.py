@@ -1,8 +1,8 @@
 """`launch`: runs a function in the workers of a job, from a notebook or a script.
 
 The job is that of `replicax launch`, in a process of its own, since a notebook has an event loop and signals of its
-own. That process runs below a guard, which ends it and all workers if this process dies. A folder holds what the
-processes exchange; see `_function_job.py`.
+own. That process runs below a guard, which ends it and all workers if this process dies. The processes exchange
+files in a folder; see `_function_job.py`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def launch(
     variables |= environment or {}
     with tempfile.TemporaryDirectory(prefix="replicax-launch-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        call = _function_job.pickled((fn, tuple(args), dict(kwargs or {})), f"{received(fn)} or its arguments")
+        call = _function_job.pickle_by_value((fn, tuple(args), dict(kwargs or {})), f"{received(fn)} or its arguments")
         (folder / "call").write_bytes(call)
         options = ["--workers", f"{workers}", "--color", "always" if _has_colours() else "never"]
         options += [] if devices_per_worker is None else ["--devices-per-worker", f"{devices_per_worker}"]

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from replicax._base import program_arguments, tensorflow_programs
+from replicax._export.command import TENSORFLOW, VARIABLE
 
-VARIABLE = "REPLICAX_TENSORFLOW_PYTHON"
 _EQUAL, _DIFFERENT, _WRONG, _FAILED, _INTERRUPTED = 0, 1, 2, 3, 130
 _RUNNER = Path(__file__).with_name("_replicax_recorder") / "run.py"
 _RTOL = 1e-3
@@ -27,7 +27,7 @@ _DESCRIPTION = """\
 Run a program of TensorFlow's twice, under TensorFlow and under replicax as `replicax run-tf` does, with the same
 initial weights, the same order of data and the same random numbers. Print the results of each training step, and the
 first step and variable that differ. The program really runs: the second run finds the files that the first has
-written. See `replicax docs how-to/from-tensorflow`.
+written. See `replicax docs how-to/migrate-from-tensorflow`.
 """
 
 _EPILOG = """\
@@ -46,8 +46,11 @@ def parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of the options and of the program's own arguments."""
     result = program_arguments.parser(name, "[options]", _DESCRIPTION, _EPILOG)
     add = result.add_argument
-    text = f"a Python that has TensorFlow and what the program imports (default: {VARIABLE})"
-    add("--tensorflow", metavar="PYTHON", default=os.environ.get(VARIABLE), help=text)
+    text = (
+        f"a Python with TensorFlow and the program's libraries (default: {VARIABLE}, or what replicax export installs)"
+    )
+    python = os.environ.get(VARIABLE) or TENSORFLOW.find_python()
+    add("--tensorflow", metavar="PYTHON", default=python, help=text)
     add("--steps", type=_positive, default=10, metavar="N", help="end both programs after N steps (default: 10)")
     text = "the tolerance: of results relative to their value, ten times that of variables relative to their change"
     add("--rtol", type=float, default=_RTOL, metavar="NUMBER", help=f"{text} (default: %(default)g)")
@@ -90,10 +93,8 @@ def _problem(chosen: argparse.Namespace) -> str | None:
         return f"There is no file {chosen.program} in {os.getcwd()}. For a module write -m {chosen.program}."
     if chosen.tensorflow is None:
         return (
-            "No Python with TensorFlow is named. Make one, apart from this environment, and name it:\n"
-            "  python -m venv ~/tensorflow && ~/tensorflow/bin/pip install tensorflow\n"
-            f"  replicax compare --tensorflow ~/tensorflow/bin/python {chosen.program}\n"
-            f"or set {VARIABLE}=~/tensorflow/bin/python. It also needs the other libraries that the program imports."
+            "There is no Python with TensorFlow. `replicax export --install tensorflow` installs one, apart from this "
+            f"environment. Or name one by --tensorflow or {VARIABLE}. It also needs the program's other libraries."
         )
     if shutil.which(os.path.expanduser(chosen.tensorflow)) is None:
         return f"{chosen.tensorflow} cannot be run. --tensorflow or {VARIABLE} must name a Python that has TensorFlow."

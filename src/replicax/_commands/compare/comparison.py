@@ -134,7 +134,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found."""
+    """The result of `compare`."""
 
     theirs: Run
     ours: Run
@@ -205,7 +205,7 @@ def _difference(entry: recorder.Entry, theirs: np.ndarray, ours: np.ndarray, ini
 
 
 def _judge(differences: list[Difference], rtol: float, results_agree: bool) -> Iterator[Difference]:
-    """Yield the differences of a step, with those that are beyond the tolerance marked."""
+    """Yield the differences of a step, and mark the ones beyond the tolerance."""
     trainable = [difference for difference in differences if difference.variable["trainable"]]
     largest_change = max((difference.change for difference in trainable), default=0.0)
     from_rounding = 0.0
@@ -216,6 +216,6 @@ def _judge(differences: list[Difference], rtol: float, results_agree: bool) -> I
             is_rounding = results_agree and difference.change < _SMALL * largest_change
             if is_beyond and is_rounding:
                 from_rounding = max(from_rounding, difference.mean)
-        else:  # such as a moving mean, to which a bias before it adds its rounding
+        else:  # a moving mean has the rounding of a bias before it
             is_rounding = difference.mean <= from_rounding
         yield replace(difference, is_beyond=is_beyond, is_rounding=is_beyond and is_rounding)

@@ -149,10 +149,10 @@ def _conditions(comparison: Comparison, keep_random: bool) -> Iterator[str]:
         yield f"Not made equal: TensorFlow has {theirs} replicas, replicax {ours}. {cure}"
 
 
-def _places(notes: Sequence[recorder.Entry], what: str) -> dict[str, str]:
-    """Return where the program calls each function that notes of a sort name, as text."""
+def _places(notes: Sequence[recorder.Entry], kind: str) -> dict[str, str]:
+    """Return the lines that call each function named by notes of one kind, as text."""
     places: dict[str, dict[str, None]] = defaultdict(dict)
     for note in notes:
-        if note["what"] == what:
+        if note["what"] == kind:
             places[note["name"]] |= {note["place"]: None} if note["place"] else {}
-    return {name: f" ({', '.join(list(found)[:_SHOWN])})" if found else "" for name, found in places.items()}
+    return {name: f" ({', '.join(list(lines)[:_SHOWN])})" if lines else "" for name, lines in places.items()}

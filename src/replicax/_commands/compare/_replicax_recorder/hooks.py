@@ -1,4 +1,4 @@
-"""Hooks in TensorFlow and Keras, or in what stands for them, that tell the recorder of variables and training steps.
+"""Hooks in TensorFlow and Keras, or in replicax.tf, that tell the recorder of variables and training steps.
 
 | in TensorFlow or Keras | what is recorded |
 |---|---|
@@ -33,7 +33,7 @@ __all__ = ["EnoughSteps", "install"]
 
 
 def install(program_folder: str, folder: str, steps: int, keep_random: bool, replay: str | None = None) -> Recorder:
-    """Return a recorder that records what the program does once it has imported TensorFlow or Keras."""
+    """Return a recorder that records a program as soon as it has imported TensorFlow or Keras."""
     recorder = Recorder(folder, steps, program_folder, replay)
     hooks = _Hooks(recorder, keep_random)
     sys.meta_path.insert(0, _AfterImport({"tensorflow": hooks.into_tensorflow, "keras": hooks.into_keras}))
@@ -54,8 +54,8 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         self._is_searching = True  # other finders search like this one, and ask it
         try:
             finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
-            found = (finder.find_spec(name, path, target) for finder in finders)
-            spec = next((spec for spec in found if spec is not None), None)
+            specs = (finder.find_spec(name, path, target) for finder in finders)
+            spec = next((spec for spec in specs if spec is not None), None)
         finally:
             self._is_searching = False
         sys.meta_path.remove(self)

@@ -43,7 +43,7 @@ def match(variable: Entry, unused: Iterable[Entry]) -> Entry | None:
 
 
 class Recorder:
-    """Writes what a program does to a folder.
+    """Writes the steps of a program to a folder.
 
     Args:
         folder: where to write.
@@ -92,7 +92,7 @@ class Recorder:
             np.save(os.path.join(self._folder, "initial", f"{entry['number']}.npy"), array)
 
     def initial(self, entry: Entry) -> np.ndarray | None:
-        """Return the initial value that the other run had; None where there is none."""
+        """Return the initial value that the other run had; None if it had none."""
         if self._replay is None or "match" not in entry:
             return None
         path = os.path.join(self._replay, "initial", f"{entry['match']}.npy")
@@ -132,7 +132,7 @@ class Recorder:
         self._last = self.trainable()
 
     def flush(self) -> None:
-        """Record a step that the program's own code has made since a tape's gradient, without an optimizer."""
+        """Record a step that the program made after a tape's gradient, without an optimizer."""
         if self.has_changed() and self.pending:
             self.record_step({})
 
@@ -162,7 +162,7 @@ class Recorder:
         for metric in filter(None, (reference() for reference in self._metrics)):
             try:
                 result = metric.result()
-            except Exception:  # such as that of a metric that was not built
+            except Exception:  # the metric was not built
                 continue
             for name, value in scalars(result, f"metric {metric.name}"):
                 values[unique(name, values)] = value
@@ -179,7 +179,7 @@ class Recorder:
             self._write("note", **entry)
 
     def place(self) -> str:
-        """Return the file and line of the program that is running, an empty text if there is none."""
+        """Return the file and line of the program that is running, or an empty text."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
