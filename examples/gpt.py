@@ -5,7 +5,7 @@
     python examples/gpt.py --prompt "def read_json(path"
 
 `shard_variables=True` divides the parameters and Adam's state among the replicas. docs/examples/gpt.md plans a step of
-the same program with 1.5 billion parameters, for 8 and 16 H100.
+the same program with 300 million parameters, for 8 and 16 H100.
 """
 
 import argparse
