@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 
 import jax
@@ -546,3 +547,20 @@ def test_assume_cudnn_is_for_one_thread_and_ends_with_the_last_context():
     assert len(others) == 1 and "cuDNN" in others[0]
     with pytest.raises(RuntimeError, match="cuDNN"):
         jax.jit(lambda q: attend(4 * q)).trace(q)
+
+
+def test_module_in_the_oldest_stablehlo_has_the_same_operations():
+    from jax.interpreters import mlir
+    from jaxlib.mlir.dialects import stablehlo
+
+    def operations(artifact):
+        context = mlir.make_ir_context()
+        with context:
+            text = str(stablehlo.deserialize_portable_artifact(context, artifact))
+        return re.findall(r"stablehlo\.\w+", text)
+
+    module = jax.export.export(jax.jit(lambda x: jnp.sin(x) @ x.T))(jnp.ones((2, 3))).mlir_module_serialized
+    older = jax_internals.in_oldest_stablehlo(module)
+    (before,), (after,) = (re.findall(rb"StableHLO_v1\.(\d+)\.\d+", artifact) for artifact in (module, older))
+    assert int(after) < int(before)
+    assert operations(older) == operations(module) != []

@@ -114,7 +114,7 @@ def test_skypilot_starts_one_launcher_on_each_machine_with_the_first_as_coordina
     assert done.returncode == 0, done.stderr
     where = f"--workers 2 --worker-rank {rank} --coordinator 10.0.0.1:4000 --job-id sky-1"
     assert done.stdout.strip() == f"launch {where} train.py --checkpoints /checkpoints"
-    from replicax.launch._cli import parser
+    from replicax._launch._cli import parser
 
     known = parser("replicax launch").parse_args(done.stdout.split()[1:])
     assert (known.workers, known.first, known.coordinator) == (2, rank, ("10.0.0.1", 4000))
