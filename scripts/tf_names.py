@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "tf-names.md"
 RECORD = ROOT / "tests" / "recorded" / "signatures.json"  # has TensorFlow's names
 
-HEAD = """# Names of TensorFlow in replicax.tf
+HEAD = """# TensorFlow API coverage
 
 `python scripts/tf_names.py` writes this page from the tables of `replicax.tf`. `import replicax.tf as tf` has the names
 below; `tests/tf/test_tf_ops.py` compares their results with TensorFlow 2.21. Any other name raises an `AttributeError`

@@ -151,6 +151,34 @@ def test_an_error_is_raised_once_by_the_next_call(call, tmp_path):
     WAITING_CALLS[call](checkpoint, manager, str(path))
 
 
+def test_a_wait_after_an_interrupted_one_still_waits(tmp_path, disk):
+    """A `Thread.join` that Ctrl-C interrupts marks a running thread as ended, before Python 3.13."""
+    checkpoint = Checkpoint(v=rx.Variable(1.0))
+    path = checkpoint.save(tmp_path / "ckpt", ASYNC)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.sync()
+    threading.Timer(0.2, disk.set).start()
+    checkpoint.sync()
+    assert rx.train.latest_checkpoint(tmp_path) == path
+
+
+def test_a_relative_path_is_that_of_the_folder_at_the_save(tmp_path, disk, monkeypatch):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    checkpoint = Checkpoint(v=rx.Variable(1.0))
+    checkpoint.save("ckpt", ASYNC)
+    monkeypatch.chdir(tmp_path / "b")
+    disk.set()
+    with pytest.raises(rx.CheckpointError, match=r"changed from \S+a to \S+b .* is whole, but not in the list"):
+        checkpoint.sync()
+    assert os.listdir(tmp_path / "b") == []
+    v = rx.Variable(0.0)
+    Checkpoint(v=v).restore(tmp_path / "a" / "ckpt-1")
+    assert float(v) == 1.0
+
+
 def test_a_failed_save_keeps_its_number_and_what_was_there(tmp_path, monkeypatch):
     v = rx.Variable(1.0)
     manager = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=1)
@@ -241,6 +269,26 @@ def test_the_end_of_the_program_waits(end, tmp_path, run_python):
     assert ("ZeroDivisionError" in done.stderr) == (end == "1 / 0")
     path = rx.train.latest_checkpoint(tmp_path / "saved")
     assert rx.train.load_variable(path, "v/.ATTRIBUTES/VARIABLE_VALUE").tolist() == list(range(1000))
+
+
+def test_a_save_after_the_main_thread_raises(tmp_path, run_python):
+    done = run_python(
+        f"""
+        import sys, threading
+        import replicax as rx
+        checkpoint, options = rx.train.Checkpoint(v=rx.Variable(1.0)), rx.train.CheckpointOptions(enable_async=True)
+        checkpoint.save({str(tmp_path / "first")!r}, options)
+        def save():
+            threading.main_thread().join()
+            checkpoint.sync()  # the end waits for the first save, too
+            try:
+                checkpoint.save({str(tmp_path / "late")!r}, options)
+            except rx.CheckpointError as error:
+                print(error, flush=True)
+        threading.Thread(target=save).start()
+        """
+    )
+    assert "The main thread ended before the asynchronous save of" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_program_whose_last_save_fails_shows_the_error_and_ends_with_status_1(tmp_path, run_python):

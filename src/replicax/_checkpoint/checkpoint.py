@@ -12,6 +12,7 @@ import numpy as np
 
 from replicax._base import foreign_state, planning, specs
 from replicax._base.atomic_files import path_text
+from replicax._base.errors import CheckpointError
 from replicax._base.progress import progress
 from replicax._base.types import Leaf
 from replicax._checkpoint import lists, object_graph, report, workers
@@ -177,11 +178,12 @@ class Checkpoint:
         if self._restoration is not None and self._restoration.unused():
             deferred_restore.apart(functools.partial(self._restoration.settle, late_only=True))
         asynchronous, label = is_async(options), f"saving {os.path.basename(path)}"
+        place, then = (os.path.abspath(path), _in_this_folder(path, then)) if asynchronous else (path, then)
         with progress(label):
             nodes = object_graph.graph_of(self._roots())
             together = workers.is_of_several(nodes)
             take = functools.partial(take_snapshot, nodes, together, self._kept_positions, asynchronous)
-            write = (prepare_together if together else prepare_alone)(path, take, then)
+            write = (prepare_together if together else prepare_alone)(place, take, then)
             if not asynchronous:
                 write()
                 return
@@ -386,6 +388,22 @@ class Checkpoint:
         >>> checkpoint.sync()
         """
         background.wait()
+
+
+def _in_this_folder(path: str, then: OnWritten | None) -> OnWritten | None:
+    """Return `then` for an asynchronous save, to be called with `path` in the present working folder."""
+    folder = os.getcwd()
+
+    def check_folder(_: str, wrote: bool) -> None:
+        assert then is not None
+        if not os.path.isabs(path) and os.getcwd() != folder:
+            raise CheckpointError(
+                f"The working folder changed from {folder} to {os.getcwd()} during the asynchronous save of {path}. "
+                "The checkpoint is whole, but not in the list of checkpoints. Save at an absolute path."
+            )
+        then(path, wrote)
+
+    return then and check_folder
 
 
 def _not_trackable(name: str, value: object) -> str:

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+from replicax._base.errors import CheckpointError
 from replicax._job import process_exit
 
 THREAD = "replicax-background"
@@ -20,16 +21,23 @@ FAILED = 1  # the exit status of a program whose task failed, if no call has rai
 
 _lock = threading.Lock()  # held while a task takes the place of the last one
 _task: _Task | None = None
+_is_over = False  # whether the end of the program has waited for the last task
 _has_failed_at_exit = False
 
 
 class _Task(threading.Thread):
-    """A thread that runs a function and keeps its error. A daemon, since `_finish` waits for it at exit."""
+    """A thread that runs a function and keeps its error. A daemon, since `_finish` waits for it at exit.
+
+    Attributes:
+        has_ended: set at the end. `wait` does not join the thread: before Python 3.13, a join that is interrupted by
+            Ctrl-C marks a running thread as ended.
+    """
 
     def __init__(self, label: str, work: Callable[[], object]):
         super().__init__(name=THREAD, daemon=True)
         self.label = label
         self.error: BaseException | None = None
+        self.has_ended = threading.Event()
         self._work: Callable[[], object] | None = work
 
     def run(self) -> None:
@@ -40,6 +48,8 @@ class _Task(threading.Thread):
         except BaseException as error:
             error.add_note(f"This is the error of {self.label}. It is raised by the first call that waited for it.")
             self.error = error
+        finally:
+            self.has_ended.set()
 
 
 def is_current_thread() -> bool:
@@ -55,6 +65,9 @@ def start(label: str, work: Callable[[], object]) -> None:
     Args:
         label: the name of the task in messages, for example "the asynchronous save of ckpt-1".
         work: the function to be called.
+
+    Raises:
+        CheckpointError: the main thread has ended, and with it the time in which threads start.
     """
     global _task
     if is_current_thread():
@@ -63,6 +76,8 @@ def start(label: str, work: Callable[[], object]) -> None:
     _register_at_exit()
     with _lock:
         wait()
+        if _is_over:
+            raise CheckpointError(f"The main thread ended before {label}. Let it join the threads that save.")
         task = _Task(label, work)
         task.start()
         _task = task
@@ -73,7 +88,7 @@ def wait() -> None:
     task = _task
     if task is None or is_current_thread():
         return
-    task.join()
+    task.has_ended.wait()
     error, task.error = task.error, None
     if error is not None:
         raise error
@@ -94,7 +109,8 @@ def _register_at_exit() -> None:
 
 def _finish() -> None:
     """Wait at the end of the program, and show an error that no call has raised. The exit status is FAILED then."""
-    global _has_failed_at_exit
+    global _has_failed_at_exit, _is_over
+    _is_over = True
     try:
         wait()
     except BaseException as error:

@@ -88,9 +88,16 @@ def _start(command: list[str]) -> int:
     """Starts the worker, which leads a process group."""
     guard = os.getpid()
     libc = ctypes.CDLL(None) if _LINUX else None
+    # Blocked until the child has default handlers: with the guard's, which do nothing, it would lose a signal.
+    handled = {signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
     if pid := os.fork():
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
     try:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.setpgid(0, 0)
         if libc is not None:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
