@@ -24,7 +24,7 @@ import replicax as rx
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--replicas", type=int, default=2, help="virtual devices, used where there is no accelerator")
-parser.add_argument("--steps", type=int, default=1000)
+parser.add_argument("--steps", type=int, default=3000)
 parser.add_argument("--batch", type=int, default=16, help="sequences of a step, of all replicas together")
 parser.add_argument("--length", type=int, default=128, help="characters of a sequence")
 parser.add_argument("--layers", type=int, default=3)
