@@ -287,7 +287,7 @@ class _Plan:
     def _operand(self, group: _Group, kind: str, keys: tuple[Key, ...]) -> jax.Array:
         if kind == "vector":
             return self._vector(keys)
-        scalars = [jnp.asarray(whole(self._array(key))) for key in keys]
+        scalars = [jnp.reshape(whole(self._array(key)), ()) for key in keys]  # a scalar may be a reshaped array
         if kind == "scalar":
             return scalars[0]
         return jnp.stack(scalars)[np.repeat(np.arange(len(scalars), dtype=np.int32), group.sizes)]
