@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax._commands.compare import comparison, report
+from replicax._commands.compare import command, comparison, report
+from replicax._commands.compare._replicax_recorder import hooks
 from replicax._commands.compare._replicax_recorder.recorder import EnoughSteps, Recorder
 
 SERVED = Path(replicax.__file__).parent / "tf" / "_at_start"
@@ -130,6 +132,76 @@ def test_what_is_not_equal_is_named(tmp_path):
     assert "shuffled data (--keep-random)" in text
 
 
+def test_a_program_that_failed_first_is_not_compared_with_one_that_never_ran(tmp_path):
+    notes = [("random", "tf.random.gamma")]
+    theirs = record(tmp_path / "theirs", SAME, notes=notes)
+    never = comparison.Run.read(str(tmp_path / "never"))
+    text = report.text(comparison.compare(theirs, never, 1e-3))
+    assert "tf.random.gamma draws other numbers" in text and "only TensorFlow has" not in text
+
+
+def test_runs_of_different_length_say_so_beside_the_first_difference(tmp_path):
+    text = report.text(both(tmp_path, SAME, [({"loss": 2.1}, (0.1, 0.1))]))
+    assert "First difference: step 1" in text and "TensorFlow made 2 steps, replicax 1." in text
+
+
+def test_a_variable_that_is_constant_in_tensorflow_has_no_infinite_difference(tmp_path):
+    text = report.text(both(tmp_path, [({"loss": 2.0}, (0.1, 0.0))], [({"loss": 2.1}, (0.1, 0.5))]))
+    assert text.splitlines()[2] == "   1  variables                        constant in TensorFlow <"
+    assert "; constant in TensorFlow" in text and "inf" not in text
+
+
+def test_a_restored_checkpoint_of_the_first_run_is_named(tmp_path):
+    theirs = record(tmp_path / "theirs", SAME, notes=[("written", "out/ckpt-1")])
+    notes = [("restored", "out/ckpt-1"), ("restored", "pretrained/ckpt-9")]
+    ours = record(tmp_path / "ours", SAME, replay=tmp_path / "theirs", notes=notes)
+    text = report.text(comparison.compare(theirs, ours, 1e-3))
+    assert "Not made equal: replicax restored out/ckpt-1 (" in text and "pretrained" not in text
+    assert "which the run under TensorFlow wrote. Remove it, or give the program a new folder for each run." in text
+
+
+def test_checkpoints_that_are_written_and_restored_are_noted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recorder = Recorder(str(tmp_path / "record"), 1, os.getcwd())
+    made = hooks._Hooks(recorder, keep_random=False)
+    made._restore(lambda checkpoint, save_path: None, "checkpoint", str(tmp_path / "out" / "ckpt-1"))
+    made._restore(lambda checkpoint, save_path: None, "checkpoint", save_path=None)
+    made._write_checkpoint(lambda prefix: f"{prefix}-2", Path("out") / "ckpt")
+    made._restore(lambda checkpoint, save_path: None, "checkpoint", save_path="out/ckpt-2")  # its own
+    made._restore_newest(lambda: "out/ckpt-3")
+    recorder.finish()
+    notes = [(note["what"], note["name"]) for note in comparison.Run.read(str(tmp_path / "record")).notes]
+    assert notes == [("restored", "out/ckpt-1"), ("written", "out/ckpt-2"), ("restored", "out/ckpt-3")]
+
+
+def test_the_program_ends_with_the_command(tmp_path, monkeypatch):
+    made = []
+
+    class Terminated(subprocess.Popen):
+        """A process that is waited for when SIGTERM arrives."""
+
+        def wait(self, timeout=None):
+            made.append(self)
+            if timeout is not None:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().wait(timeout)
+
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 100\n")
+    python.chmod(0o755)
+    (tmp_path / "program.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", Terminated)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # without the command's handler, nothing would happen
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            command.main(["--tensorflow", str(python), "--time-limit", "20", "program.py"], "replicax compare")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert made[0].returncode == -signal.SIGKILL
+
+
 def test_the_recorder_ends_the_program_after_the_last_step(tmp_path):
     recorder = Recorder(str(tmp_path), 1, os.getcwd())
     with pytest.raises(EnoughSteps):
@@ -206,8 +278,6 @@ def test_the_error_of_a_program_is_shown_as_its_own(tmp_path):
 
 
 def test_a_python_with_tensorflow_has_to_be_named(tmp_path, monkeypatch, capsys):
-    from replicax._commands.compare import command
-
     monkeypatch.delenv("REPLICAX_TENSORFLOW_PYTHON", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without the one that `replicax export` has installed
     program = tmp_path / "program.py"

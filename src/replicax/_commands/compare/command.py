@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from replicax._base import program_arguments, tensorflow_programs
 from replicax._export.command import TENSORFLOW, VARIABLE
@@ -77,14 +78,21 @@ def main(arguments: Sequence[str], name: str) -> int:
         print(f"{name}: {problem}", file=sys.stderr)
         return _WRONG
     folder = chosen.folder or Path(tempfile.mkdtemp(prefix="replicax-compare-"))
+    before = signal.signal(signal.SIGTERM, _exit)
     try:
         return _compare(chosen, folder.absolute(), name)
     except KeyboardInterrupt:
         return _INTERRUPTED
     finally:
+        signal.signal(signal.SIGTERM, before)
         if chosen.folder is None:
             for record in ("tensorflow", "replicax"):
                 shutil.rmtree(folder / record, ignore_errors=True)
+
+
+def _exit(number: int, frame: object) -> NoReturn:
+    """End this command at a signal, and through `finally` the program that it runs."""
+    sys.exit(128 + number)
 
 
 def _problem(chosen: argparse.Namespace) -> str | None:

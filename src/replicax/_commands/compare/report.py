@@ -9,6 +9,7 @@ from replicax._commands.compare._replicax_recorder import recorder
 from replicax._commands.compare.comparison import Comparison, Difference, Step
 
 _DRIFT = 1e-5  # a difference of variables, relative to their change, that is more than rounding at the first step
+_CONSTANT = "constant in TensorFlow"  # so that a difference has no change to be relative to
 _SHOWN = 5  # variables and places of a list
 
 
@@ -34,13 +35,20 @@ def _table(steps: Sequence[Step]) -> str:
             if result.name in names
         ]
         mark = " <" if step.differing_variables else ""
-        rows.append((str(step.number), "variables", "", "", f"{step.largest_difference:.1e}{mark}"))
+        rows.append((str(step.number), "variables", "", "", f"{_of_variables(step)}{mark}"))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = []
     for number, result, theirs, ours, difference in rows:
         numbers = f"{theirs:>{widths[2]}}  {ours:>{widths[3]}}  {difference}"
         lines.append(f"{number:>{widths[0]}}  {result:<{widths[1]}}  {numbers}".rstrip())
     return "\n".join(lines) if steps else ""
+
+
+def _of_variables(step: Step) -> str:
+    differing = [difference for difference in step.variables if difference.mean and not difference.is_rounding]
+    if any(difference.change == 0 for difference in differing):
+        return _CONSTANT
+    return f"{step.largest_difference:.1e}"
 
 
 def _mark(difference: float, step: Step) -> str:
@@ -54,7 +62,8 @@ def _verdict(comparison: Comparison) -> str:
         return _no_steps(comparison)
     if first is not None:
         before = comparison.steps[comparison.steps.index(first) - 1].largest_difference if first.number > 1 else 0.0
-        return "\n".join([*_first_difference(first), *_drift(before, first)])
+        counts = [f"TensorFlow made {theirs} steps, replicax {ours}."] if theirs != ours else []
+        return "\n".join([*_first_difference(first), *_drift(before, first), *counts])
     if theirs != ours:
         return f"The steps agree, but TensorFlow made {theirs} and replicax {ours}."
     return f"All {ours} steps agree, within {comparison.rtol:g}." + _rounding(comparison)
@@ -101,7 +110,7 @@ def _variable(difference: Difference) -> str:
     entry = difference.variable
     created = f", created at {entry['place']}" if entry["place"] else ""
     largest = f"{difference.largest:.1e} (TensorFlow {difference.theirs:.7g}, replicax {difference.ours:.7g})"
-    relative = f"{difference.relative:.1e} of its change so far" if difference.change else "constant in TensorFlow"
+    relative = f"{difference.relative:.1e} of its change so far" if difference.change else _CONSTANT
     return f"{entry['name']}, shape {tuple(entry['shape'])}{created}: largest difference {largest}; {relative}"
 
 
@@ -135,6 +144,19 @@ def _conditions(comparison: Comparison, keep_random: bool) -> Iterator[str]:
         yield "Not made equal: random numbers and shuffled data (--keep-random)"
     for name, places in _places(both, "random").items():
         yield f"Not made equal: {name} draws other numbers{places}"
+    if comparison.steps or (comparison.theirs.is_complete and comparison.ours.is_complete):
+        yield from _differences_of_runs(comparison)
+
+
+def _differences_of_runs(comparison: Comparison) -> Iterator[str]:
+    """Yield the checkpoints, variables and replicas of one run alone."""
+    written = {note["name"] for note in comparison.theirs.notes if note["what"] == "written"}
+    for name, places in _places(comparison.ours.notes, "restored").items():
+        if name in written:
+            yield (
+                f"Not made equal: replicax restored {name}{places}, which the run under TensorFlow wrote. "
+                "Remove it, or give the program a new folder for each run."
+            )
     for name, entries in zip(("TensorFlow", "replicax"), comparison.without_match):
         for entry in entries[:_SHOWN]:
             yield f"Not made equal: only {name} has the variable {entry['name']}, shape {tuple(entry['shape'])}"

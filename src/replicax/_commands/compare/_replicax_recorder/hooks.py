@@ -8,6 +8,7 @@
 | a call of a `tf.function`, `strategy.run` | a step, if trainable variables or an optimizer's counter have changed |
 | `optimizer.apply` outside of these | a step |
 | `GradientTape.gradient` outside of these | the loss of the step that follows |
+| `Checkpoint`, `CheckpointManager` | the paths that are written, and restored paths that the run did not write |
 
 Only the outermost call of these counts, and only in the main thread.
 """
@@ -18,6 +19,7 @@ import contextlib
 import functools
 import importlib
 import importlib.abc
+import os
 import random
 import sys
 import threading
@@ -82,6 +84,7 @@ class _Hooks:
         self._keep_random = keep_random
         self._depth = 0  # of hooked calls
         self._creating = 0  # depth of creations of variables
+        self._written: set[str] = set()  # checkpoints
         self._in_optimizer = False  # whether the variable that is created belongs to the state of an optimizer
 
     def into_tensorflow(self, tf: Any) -> None:
@@ -90,6 +93,12 @@ class _Hooks:
         _wrap(type(tf.function(lambda: None)), "__call__", self._call_function)
         _wrap(tf.distribute.Strategy, "run", self._run)
         _wrap(tf.GradientTape, "gradient", self._gradient)
+        checkpoint, manager = tf.train.Checkpoint, tf.train.CheckpointManager
+        for owner, name in ((checkpoint, "save"), (checkpoint, "write"), (manager, "save")):
+            _wrap(owner, name, self._write_checkpoint)
+        _wrap(checkpoint, "read", self._restore)
+        _wrap(checkpoint, "restore", self._restore)
+        _wrap(manager, "restore_or_initialize", self._restore_newest)
         if not self._keep_random:
             randomness.fix_in_tensorflow(tf, self._recorder, self._is_creating)
 
@@ -238,6 +247,29 @@ class _Hooks:
         self._recorder.record_step(dict(scalars(result, "loss")), metrics=False)
         return result
 
+    # Checkpoints.
+
+    def _write_checkpoint(self, write: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = write(*args, **kwargs)
+        if path := _path(result):
+            self._written.add(path)
+            self._recorder.note("written", name=path)
+        return result
+
+    def _restore(self, restore: Callable[..., Any], checkpoint: Any, *args: Any, **kwargs: Any) -> Any:
+        self._note_restored(args[0] if args else kwargs.get("save_path"))
+        return restore(checkpoint, *args, **kwargs)
+
+    def _restore_newest(self, restore: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = restore(*args, **kwargs)
+        self._note_restored(result)
+        return result
+
+    def _note_restored(self, path: Any) -> None:
+        path = _path(path)
+        if path and path not in self._written:
+            self._recorder.note("restored", name=path)
+
     # Where a call is.
 
     def _is_inside(self) -> bool:
@@ -277,6 +309,11 @@ def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
 
     call_hook.autograph_info__ = {}  # type: ignore[attr-defined]  # AutoGraph's mark of functions that it leaves alone
     setattr(owner, name, call_hook)
+
+
+def _path(path: Any) -> str:
+    """Return the path of a checkpoint as seen from the current folder; an empty text for None and for tensors."""
+    return os.path.relpath(path) if isinstance(path, (str, os.PathLike)) and os.fspath(path) else ""
 
 
 def _tensorflow() -> Any:
