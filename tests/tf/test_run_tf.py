@@ -92,7 +92,7 @@ decode("x")
     traceback, _, report = done.stderr.partition("Names of TensorFlow in the files of the program")
     assert "replicax.tf has no 'audio' (project/train.py:5). Use librosa" in traceback
     assert 'train.py", line 6, in <module>' in traceback and "src/replicax" not in traceback
-    assert "  missing audio.decode_wav (1 place): Use librosa" in report
+    assert "  audio.decode_wav, line 5: missing: Use librosa" in report
     asked = report.partition("Names that the program asked for and did not find:")[2]
     assert "  nosuch (project/train.py:3)" in asked and "  audio (project/train.py:5): Use librosa" in asked
 

@@ -21,6 +21,7 @@ _JPEG_XL = "Decode JPEG XL with the library pillow-jxl-plugin, in tf.numpy_funct
 _OPERATIONS = "The operations of jax.numpy, jax.nn and jax.lax work on its tensors too"
 # The namespaces of operations; names that begin with a small letter there are operations.
 _NAMESPACES = {"", "bitwise", "experimental.numpy", "image", "linalg", "math", "nn", "random", "signal", "sparse"}
+_OLD = "compat.v1."
 _RECURRENT = "Write the cell as a function and loop with tf.scan, or use flax.nnx.RNN"
 
 ABSENT: dict[str, str] = {
@@ -35,6 +36,7 @@ ABSENT: dict[str, str] = {
     "autograph.to_code": "Errors show the line of your code; the converted source is not kept",
     "audio": "Use librosa or soundfile in the input pipeline",
     "autodiff.ForwardAccumulator": "Use jax.jvp",
+    "compat.v1.global_variables": "Read model.variables",
     "compat.v1.global_variables_initializer": "Variables are always initialized: leave it out",
     "compat.v1.placeholder": _GRAPHS,
     "compat.v1.train.AdamOptimizer": "Use tf.keras.optimizers, or Optax with rx.Optimizer",
@@ -48,6 +50,7 @@ ABSENT: dict[str, str] = {
     "compat.v1.metrics": "Use tf.keras.metrics",
     "compat.v1.summary": "Use tf.summary, with its steps",
     "compat.v1.variable_scope": "Use tf.name_scope, and keep variables in a tf.Module",
+    "contrib": "TensorFlow 2 has no contrib",
     "debugging.experimental": "Use jax.debug.print, or tf.debugging.enable_check_numerics",
     "dtypes.variant": "There are no variant tensors",
     "edit_distance": "Compute it outside of compiled code, for example with rapidfuzz",
@@ -79,6 +82,7 @@ ABSENT: dict[str, str] = {
     "nn.ctc_beam_search_decoder": "Decode outside of compiled code, for example with pyctcdecode",
     "nn.fractional_avg_pool": "Use tf.nn.avg_pool",
     "nn.fractional_max_pool": "Use tf.nn.max_pool",
+    "nn.rnn_cell": "Write tf.keras.layers.LSTMCell or GRUCell",
     "placeholder": _GRAPHS,
     "quantization.dequantize": "Use the library qwix, or jax.lax with int8 operands",
     "quantization.experimental": "Use the library qwix",
@@ -165,7 +169,9 @@ def alternative(name: str) -> str | None:
         if (found := ABSENT.get(".".join(parts[:end]))) is not None:
             return found
     stems = [stem for stem in ABSENT if "." in stem and name.startswith(stem)]
-    return ABSENT[max(stems, key=len)] if stems else None
+    if stems:
+        return ABSENT[max(stems, key=len)]
+    return alternative(name.removeprefix(_OLD)) if name.startswith(_OLD) else None
 
 
 # The names that were asked for and are not there, with the places in the user's code, in their order.

@@ -98,6 +98,8 @@ class Findings:
             f"{_several(self.files, 'file')}: {_several(names, 'name')} of TensorFlow at {_several(places, 'place')}: "
             f"{count['names_runs']} run, {count['names_differs']} run and differ, {count['names_missing']} are missing."
         )
+        if self.files == 1:
+            return  # the lines above have named all
         by_name: dict[str, list[Finding]] = defaultdict(list)
         for each in self.missing:
             by_name[each.verdict.name].append(each)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 _OPTIMIZER = r"optimi[sz]ers?|\b(\w+_)?opt(_\w+|\d*)\b"
 _OPTIONS = r"cfg|conf|args|param|flags|settings|opts"  # objects with hyperparameters, such as `config.optimizer.lr`
+_OTHER_MODELS = "classif|forest|regress|boost|bayes|svc|xgb|lgb|pipe|load"  # which have a predict_proba
 _LAYER = r"\bself$|layer"
 _HYPER = "Keep the number in an attribute of your own, and read optimizer.learning_rate"
 _SLOTS = "Write optimizer.add_variable_from_reference(variable, name) in build(), and keep the result"
@@ -26,7 +28,7 @@ class _Member(NamedTuple):
     Attributes:
         instead: what to write.
         of: a pattern that the expression of the object contains.
-        not_of: a pattern that it does not contain.
+        not_of: a pattern that neither this expression contains nor the name of the function that makes the object.
     """
 
     instead: str
@@ -40,8 +42,10 @@ _MEMBERS = {
     ),
     "get_gradients": _Member("Write tape.gradient(loss, variables)", _OPTIMIZER),
     "get_updates": _Member("Use tf.GradientTape and optimizer.apply_gradients", _OPTIMIZER),
-    "lr": _Member("Write optimizer.learning_rate", "optimi[sz]er", _OPTIONS),
+    "lr": _Member("Write optimizer.learning_rate", r"optimi[sz]er|\bopt(im)?\b", _OPTIONS),
     "get_slot": _Member("Read optimizer.variables", _OPTIMIZER),
+    "get_weights": _Member("Read optimizer.variables", _OPTIMIZER),
+    "experimental_run_v2": _Member("Write strategy.run", not_of=r"\bv1\b"),
     "_decayed_lr": _Member("Read optimizer.learning_rate, which is the value of the schedule at this step"),
     "_set_hyper": _Member(_HYPER),
     "_get_hyper": _Member(_HYPER),
@@ -57,6 +61,7 @@ _MEMBERS = {
     "evaluate_generator": _Member("Write model.evaluate, which takes generators"),
     "predict_generator": _Member("Write model.predict, which takes generators"),
     "predict_classes": _Member("Write model.predict(x).argmax(axis=-1)"),
+    "predict_proba": _Member("Write model.predict(x)", "model", _OTHER_MODELS),
     "to_yaml": _Member("Write model.to_json()", "model"),
     "state_updates": _Member("Leave it out: layers assign their variables", "model"),
     "get_updates_for": _Member("Leave it out: layers assign their variables"),
@@ -118,11 +123,11 @@ _ENDINGS = {
     "ModelCheckpoint": (0, (".keras", ".weights.h5"), "callbacks"),
 }
 
-# What stands for names below `keras` that Keras 3 lacks, or that only raise an error.
-_PREPROCESSING = "Write tf.keras.layers.Rescaling and so on, without experimental.preprocessing"
+# What stands for names below `keras` that Keras 3 lacks, or that only raise an error; NAME is the last part of a name.
+_PREPROCESSING = "Write tf.keras.layers.NAME, without experimental.preprocessing"
 NAMES = {
-    "keras.optimizers.legacy": "Write tf.keras.optimizers.Adam and so on: the classes of legacy only raise an error",
-    "keras.optimizers.experimental": "Write tf.keras.optimizers.Adam and so on, without experimental",
+    "keras.optimizers.legacy": "Write tf.keras.optimizers.NAME: the classes of legacy only raise an error",
+    "keras.optimizers.experimental": "Write tf.keras.optimizers.NAME, without experimental",
     "keras.mixed_precision.experimental": "Write tf.keras.mixed_precision.set_global_policy and Policy",
     "keras.mixed_precision.set_policy": "Write tf.keras.mixed_precision.set_global_policy",
     "keras.experimental.CosineDecay": "Write tf.keras.optimizers.schedules.CosineDecay",
@@ -136,8 +141,8 @@ NAMES = {
     "keras.estimator": "TensorFlow has removed estimators: use fit, or a loop of your own",
     "keras.wrappers.scikit_learn": "Write keras.wrappers.SKLearnClassifier or SKLearnRegressor",
     "keras.utils.multi_gpu_model": "Create the model in the scope of tf.distribute.MirroredStrategy",
-    "keras.utils.np_utils": "Write tf.keras.utils.to_categorical and so on, without np_utils",
-    "keras.utils.generic_utils": "Write tf.keras.utils.Progbar and so on, without generic_utils",
+    "keras.utils.np_utils": "Write tf.keras.utils.NAME, without np_utils",
+    "keras.utils.generic_utils": "Write tf.keras.utils.NAME, without generic_utils",
     "keras.backend.get_session": "There are no graphs and sessions: leave it out",
     "keras.backend.set_session": "There are no graphs and sessions: leave it out",
     "keras.backend.function": "Write tf.keras.Model(inputs, outputs), and call it",
@@ -168,18 +173,41 @@ def text(name: str) -> str:
     return _TEXTS[name]
 
 
-def of_attribute(node: ast.Attribute) -> str | None:
-    """Return the name of an attribute that objects of Keras 3 lack, None for any other."""
+def values(code: ast.Module) -> Mapping[str, ast.expr]:
+    """Return the values of the names that code assigns once alone."""
+    parts = list(ast.walk(code))
+    stored = Counter(part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store))
+    stored.update(part.arg for part in parts if isinstance(part, ast.arg))
+    return {
+        target.id: part.value
+        for part in parts
+        if isinstance(part, ast.Assign)
+        for target in part.targets
+        if isinstance(target, ast.Name) and stored[target.id] == 1
+    }
+
+
+def of_attribute(node: ast.Attribute, assigned: Mapping[str, ast.expr]) -> str | None:
+    """Return the name of an attribute that objects of Keras 3 lack, None for any other.
+
+    Args:
+        node: the attribute of an object.
+        assigned: the result of `values` for the code.
+    """
     member = _MEMBERS.get(node.attr)
     if member is None or (isinstance(node.ctx, ast.Store) and node.attr != "lr"):
         return None
     owner = ast.unparse(node.value)
-    missing = re.search(member.of, owner, re.IGNORECASE) and not re.search(member.not_of, owner, re.IGNORECASE)
+    value = assigned.get(owner)
+    maker = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
+    missing = re.search(member.of, owner, re.IGNORECASE) and not any(
+        re.search(member.not_of, text, re.IGNORECASE) for text in (owner, maker)
+    )
     return node.attr if missing else None
 
 
-def of_call(node: ast.Call) -> Iterator[str]:
-    """Yield the names of the entries about the arguments of a call."""
+def of_call(node: ast.Call, assigned: Mapping[str, ast.expr]) -> Iterator[str]:
+    """Yield the names of the entries about the arguments of a call; `assigned` as for `of_attribute`."""
     keywords = {keyword.arg: keyword.value for keyword in node.keywords}
     if "experimental_autocast" in keywords:
         yield "experimental_autocast"
@@ -187,7 +215,7 @@ def of_call(node: ast.Call) -> Iterator[str]:
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     owner = ast.unparse(function.value) if isinstance(function, ast.Attribute) else None
     yield from (entry for argument in keywords if (entry := f"{name}({argument}=)") in _CALLS and owner is not None)
-    if name in _ENDINGS and _has_other_ending(node, name, owner, keywords):
+    if name in _ENDINGS and _has_other_ending(node, name, owner, keywords, assigned):
         yield name
     if owner is None:
         return
@@ -203,7 +231,13 @@ def of_call(node: ast.Call) -> Iterator[str]:
         yield ".index"
 
 
-def _has_other_ending(node: ast.Call, name: str, owner: str | None, keywords: dict[str | None, ast.expr]) -> bool:
+def _has_other_ending(
+    node: ast.Call,
+    name: str,
+    owner: str | None,
+    keywords: dict[str | None, ast.expr],
+    assigned: Mapping[str, ast.expr],
+) -> bool:
     """Return whether the path among the arguments of a call ends with a text that Keras 3 does not take."""
     position, endings, pattern = _ENDINGS[name]
     if owner is None and name != "ModelCheckpoint":
@@ -211,6 +245,8 @@ def _has_other_ending(node: ast.Call, name: str, owner: str | None, keywords: di
     if owner is not None and not re.search(pattern, owner):
         return False
     path = node.args[position] if position < len(node.args) else keywords.get("filepath")
+    if isinstance(path, ast.Name):
+        path = assigned.get(path.id)
     end = _end(path)
     return end is not None and not end.endswith(endings)
 

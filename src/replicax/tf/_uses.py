@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from replicax.tf import _members
@@ -38,8 +38,9 @@ def uses(code: str | bytes, filename: str) -> list[Use]:
     Raises:
         SyntaxError: the code is not Python's.
     """
-    reader = _Reader()
-    reader.visit(ast.parse(code, filename))
+    module = ast.parse(code, filename)
+    reader = _Reader(_members.values(module))
+    reader.visit(module)
     of_keras = any(not use.member and (not use.library or use.name.startswith("keras")) for use in reader.found)
     return sorted(
         use for use in reader.found if not use.member or (of_keras and use.name.partition("(")[0] not in reader.methods)
@@ -55,8 +56,9 @@ class _Scope(dict[str, str | None]):
 class _Reader(ast.NodeVisitor):
     """Follows names from their imports, through assignments to other names, to where they are used."""
 
-    def __init__(self) -> None:
+    def __init__(self, assigned: Mapping[str, ast.expr]) -> None:
         self.found: list[Use] = []
+        self._assigned = assigned
         self.methods: set[str] = set()  # names of functions that the code defines
         self._scopes = [_Scope()]
         self._caught = 0
@@ -106,7 +108,7 @@ class _Reader(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         name = self._name(node)
         if name is None:
-            self._member(node, _members.of_attribute(node))
+            self._member(node, _members.of_attribute(node, self._assigned))
             self.generic_visit(node)
         else:
             self._use(node, name)
@@ -116,7 +118,7 @@ class _Reader(ast.NodeVisitor):
             self._use(node, self._name(node) or "")
 
     def visit_Call(self, node: ast.Call) -> None:
-        for entry in _members.of_call(node):
+        for entry in _members.of_call(node, self._assigned):
             self._member(node, entry)
         name = self._name(node.func)
         if name:

@@ -72,23 +72,27 @@ def of_name(name: str, keywords: tuple[str, ...] = ()) -> Verdict:
     if found.status == MISSING or not keywords:
         return found
     full = f"keras.{found.name}" if found.name.startswith(_SHORT) else found.name
-    for (beginning, argument), text in _members.MISSING_ARGUMENTS.items():
-        if argument in keywords and full.startswith(beginning):
-            return Verdict(found.name, MISSING, f"It has no argument {argument!r}: {text}")
-    for (beginning, argument), text in _members.IGNORED_ARGUMENTS.items():
-        if argument in keywords and full.startswith(beginning):
-            return Verdict(found.name, DIFFERS, text)
-    if lacking := _lacking(found.name, keywords):
-        return Verdict(found.name, MISSING, f"It has no argument {', '.join(map(repr, lacking))}")
-    return found
+    missing, ignored = (
+        {argument: text for (start, argument), text in table.items() if argument in keywords and full.startswith(start)}
+        for table in (_members.MISSING_ARGUMENTS, _members.IGNORED_ARGUMENTS)
+    )
+    texts = [f"It has no argument {argument!r}: {text}" for argument, text in missing.items()]
+    if lacking := [name for name in _lacking(found.name, keywords) if name not in {**missing, **ignored}]:
+        texts.append(f"It has no argument {', '.join(map(repr, lacking))}")
+    status = MISSING if texts else DIFFERS
+    texts += ignored.values()
+    return Verdict(found.name, status, ". ".join(texts)) if texts else found
 
 
 def _of_keras(name: str) -> Verdict | None:
     """Return the verdict on a name that Keras 3 dropped; None on any other."""
     parts = name.split(".")
     beginnings = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
-    text = next((_members.NAMES[beginning] for beginning in beginnings if beginning in _members.NAMES), None)
-    return None if text is None else Verdict(name, MISSING, text)
+    dropped = next((beginning for beginning in beginnings if beginning in _members.NAMES), None)
+    if dropped is None:
+        return None
+    text = _members.NAMES[dropped]
+    return Verdict(name, MISSING, text if name == dropped else text.replace("NAME", parts[-1]))
 
 
 @functools.cache
