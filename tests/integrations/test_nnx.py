@@ -153,6 +153,27 @@ def test_statistics_are_each_replicas_own_and_their_mean_outside(n, way):
     np.testing.assert_allclose(norm.mean[...], 0.5 * parts.mean(axis=(0, 1)), atol=1e-6)
 
 
+@pytest.mark.parametrize("way, gradients_of", [(eager, gradients_by_tape), (compiled, gradients_by_nnx)])
+def test_replica_without_rows_keeps_its_statistics_and_has_gradients_of_zero(way, gradients_of):
+    strategy = mirrored(2)
+    with strategy.scope():
+        model, _ = made(norm=True)
+    model.norm.mean[...] = jnp.ones(8)
+    parts = X[0][:3], X[0][:0]
+
+    def replica(x):
+        _, gradients = gradients_of(model, x, jnp.zeros(len(x), jnp.int32))
+        return gradients["norm"], model.norm.mean[...]
+
+    x = strategy.experimental_distribute_values_from_function(lambda c: parts[c.replica_id_in_sync_group])
+    with_rows, without = strategy.experimental_local_results(way(lambda x: strategy.run(replica, args=(x,)))(x))
+    assert jax.tree.structure(with_rows) == jax.tree.structure(without)
+    assert not any(jax.tree.leaves(jax.tree.map(jnp.any, without[0])))  # NaN is true
+    np.testing.assert_array_equal(without[1], jnp.ones(8))
+    assert with_rows[1].dtype == without[1].dtype
+    np.testing.assert_allclose(model.norm.mean[...], (with_rows[1] + 1) / 2, atol=1e-6)  # the mean, as with rows
+
+
 @ways
 def test_dropout_draws_other_numbers_on_each_replica_and_the_same_again(way):
     def masks(strategy, steps=2):

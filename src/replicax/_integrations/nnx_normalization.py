@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 
 
 def normalized(call: Original, layer: nnx.BatchNorm, x: jax.Array, *args: object, **kwargs: object) -> Tree:
-    """Normalizes as NNX does, but in a replica without rows of a padded batch the layer keeps its statistics.
+    """Normalize as NNX does, but a layer without an axis name keeps its statistics in a replica without rows.
 
-    Without padding those would become NaN, the mean of no rows; here the mean is 0, and would go unseen.
+    By NNX the mean of no rows is NaN, and so are the gradients of scale and bias; of a padded batch it is 0.
     """
     if not pads_rows() or layer.axis_name == AXIS:
+        in_replica = _context.has_strategy() and _context.get_replica_context() is not None
+        if in_replica and layer.axis_name is None and not x.size:
+            return call(layer, x, **{**kwargs, "use_running_average": True})  # `args` has nothing else
         return call(layer, x, *args, **kwargs)
     before = [(variable, variable.get_value()) for variable in (layer.mean, layer.var)]
     result = call(layer, x, *args, **kwargs)
