@@ -194,6 +194,7 @@ PROVOKED = {
     "The numpy.ndarray conversion method __array__() was called on traced array with shape ...": (
         "rx.function(np.asarray)(jnp.ones(2))"
     ),
+    "Found an unbound axis name: ...": "strategy.run(lambda: jax.lax.axis_index('replica'))",
     "Encountered an unexpected tracer.": """
         kept = []
         rx.function(lambda x: kept.append(x))(jnp.ones(2))
