@@ -81,6 +81,28 @@ def test_a_whole_message_is_found_by_the_heading_that_it_begins_with(tmp_path, m
     assert "is not there" in capsys.readouterr().out
 
 
+def test_page_is_found_by_its_words(capsys):
+    assert main(["docs", "early", "stopping"]) == 0
+    assert capsys.readouterr().out == (doc_pages.folder() / "how-to/early-stopping.md").read_text(encoding="utf-8")
+
+
+def test_words_that_are_no_page_are_searched_for(tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.md").write_text("# A\n\n## `The replicas differ in ...`\n\nStop early.\n")
+    monkeypatch.setattr(doc_pages, "folder", lambda: tmp_path)
+    for arguments in (["The replicas differ in x"], ["the", "replicas", "differ"], ["early", "stop"]):
+        assert main(["docs", *arguments]) == 0
+        assert capsys.readouterr().out.split()[0] == "a#the-replicas-differ-in-"
+    assert main(["docs", "other", "words"]) == 1
+    assert "there is no page other words, and none has these words." in capsys.readouterr().err
+
+
+def test_whole_words_are_found_before_parts_of_words_and_titles_before_text(tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.md").write_text("# Schemas\n\n## Text\n\nAn EMA.\n\n## The EMA\n\nWords.\n")
+    monkeypatch.setattr(doc_pages, "folder", lambda: tmp_path)
+    assert main(["docs", "--search", "EMA"]) == 0
+    assert capsys.readouterr().out.split("\n")[::2] == ["  a#the-ema", "  a#text", "  a", ""]
+
+
 def test_words_are_found_as_they_stand_before_pages_that_have_them_all(tmp_path, monkeypatch, capsys):
     (tmp_path / "a.md").write_text("# A\n\nThere is no\n`device` here.\n\n## Apart\n\nNo device, there.\n")
     (tmp_path / "b.md").write_text("# B\n\nNo device is there.\n")

@@ -19,7 +19,9 @@ def parser(program: str) -> argparse.ArgumentParser:
         program, description="Show a page of the documentation, or one of its sections, in this terminal."
     )
     result.add_argument(
-        "page", nargs="?", help="a page such as how-to/launch, or a section such as how-to/launch#slurm"
+        "page",
+        nargs="*",
+        help="a page such as how-to/launch, a section such as how-to/launch#slurm, or words to search for",
     )
     result.add_argument("--search", metavar="WORDS", help="list the sections that have these words, such as an error's")
     return result
@@ -33,18 +35,24 @@ def main(arguments: Sequence[str], program: str) -> int:
         print(f"{program}: this installation has no documentation in {doc_pages.folder()}.", file=sys.stderr)
         return 1
     if options.search is not None:
-        return _search(options.search, pages, program)
-    if options.page is None:
+        found = _search(options.search, pages)
+        if not found:
+            print(f"{program}: no page has {options.search!r}.", file=sys.stderr)
+        return int(not found)
+    if not options.page:
         _list(pages, program)
         return 0
-    name, _, anchor = options.page.removesuffix(".md").partition("#")
+    asked = " ".join(options.page)
+    name, _, anchor = asked.replace(" ", "-").removesuffix(".md").partition("#")
     name = _full_name(name.removesuffix(".html"), pages)
     if name not in pages:
         name = doc_pages.MOVED.get(_full_name(name, doc_pages.MOVED), name)
     if name not in pages:
         near = difflib.get_close_matches(name, [*pages, *(page.rpartition("/")[2] for page in pages)], 1)
-        hint = f" Did you mean {_full_name(near[0], pages)}?" if near else ""
-        print(f"{program}: there is no page {name}.{hint} `{program}` lists all pages.", file=sys.stderr)
+        if not near and _search(asked, pages):
+            return 0
+        hint = f". Did you mean {_full_name(near[0], pages)}?" if near else ", and none has these words."
+        print(f"{program}: there is no page {asked}{hint} `{program}` lists all pages.", file=sys.stderr)
         return 1
     text = pages[name].read_text(encoding="utf-8")
     if anchor:
@@ -90,36 +98,56 @@ def _list(pages: dict[str, Path], program: str) -> None:
             section = name.rpartition("/")[0]
             print()
         print(f"  {name:{width}}  {title}")
-    print(f"\n`{program} PAGE` shows a page, `{program} --search WORDS` finds the words of an error message.")
+    print(f"\n`{program} PAGE` shows a page, `{program} WORDS` finds the words of an error message.")
 
 
-def _search(words: str, pages: dict[str, Path], program: str) -> int:
-    """Lists the sections about the message that the words are; else those that have the words, as they are first.
+def _search(words: str, pages: dict[str, Path]) -> bool:
+    """Lists the sections about the message that the words are; else those that have the words, the nearest first.
 
-    Troubleshooting comes first, since most words are those of a message.
+    Troubleshooting comes first among equals, since most words are those of a message. Returns whether there are any.
     """
-    message, literal, all_words = {}, {}, {}
+    message: dict[str, str] = {}
+    others: dict[str, tuple[int, str]] = {}
     whole = _plain(words)
     for name, path in sorted(pages.items(), key=lambda page: (page[0] != "troubleshooting", page[0])):
         text = path.read_text(encoding="utf-8")
         lines, headings = text.splitlines(), [*doc_pages.headings(text)]
         for place, (number, _, title) in enumerate(headings):
             end = headings[place + 1][0] if place + 1 < len(headings) else len(lines)
-            body = _plain(" ".join(lines[number:end]))
             address = f"{name}#{doc_pages.anchor(title)}" if place else name
             if _is_message(whole, _plain(title)):
                 message[address] = title
-            if whole in body:
-                literal[address] = title
-            elif all(word in body for word in whole.split()):
-                all_words[address] = title
-    matches = message or {**literal, **all_words}
-    for address, title in matches.items():
+            distance = _distance(whole, _plain(title), _plain(" ".join(lines[number:end])))
+            if distance is not None:
+                others[address] = distance, title
+    nearest = {address: title for address, (_, title) in sorted(others.items(), key=lambda other: other[1][0])}
+    for address, title in (message or nearest).items():
         print(f"  {address}\n      {title}")
-    if not matches:
-        print(f"{program}: no page has {words!r}.", file=sys.stderr)
-        return 1
-    return 0
+    return bool(message or nearest)
+
+
+def _distance(words: str, title: str, text: str) -> int | None:
+    """Returns how far a section is from the words, 0 for the nearest, or None where it lacks some.
+
+    Whole words are nearer than parts of words, and those of the title than those of the text, which has the title too.
+
+    >>> _distance("ema", "ema of the weights", "..."), _distance("ema", "schemas", "schemas")
+    (0, 3)
+    """
+    each = words.split()
+    nearest = [
+        _has_words(title, [words]),
+        _has_words(title, each),
+        _has_words(text, [words]),
+        words in text,
+        _has_words(text, each),
+        all(word in text for word in each),
+    ]
+    return nearest.index(True) if True in nearest else None
+
+
+def _has_words(text: str, words: Sequence[str]) -> bool:
+    return all(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) for word in words)
 
 
 def _plain(text: str) -> str:
