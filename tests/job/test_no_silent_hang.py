@@ -218,7 +218,7 @@ def test_a_worker_that_does_not_come_is_reported(tmp_path, run_dir, figures, lat
         assert lines[0].startswith("the job is stuck: worker ")
         assert lines[0].endswith(f'in call 4, "the fourth", which worker {late} has not reached'), lines[0]
         text = "\n".join(lines)
-        assert f"worker {late}: waits in no call, after 3 calls" in text and "somewhere_else" in text
+        assert f"worker {late}: waits for no other worker, after 3 calls" in text and "somewhere_else" in text
         where = "no call" if index == late else 'call 4, "the fourth"'
         assert f"worker {index} waits in {where}; its main thread:" in text
         report = run_dir.report(index)

@@ -89,14 +89,14 @@ def test_a_captured_per_replica_value_is_named_in_the_error(compiled):
 
 # What a tensor can be asked for. A PerReplica value answers each with an error, whose text begins so outside of `run`.
 OF_A_TENSOR = {
-    "unsupported operand type(s) for *: 'PerReplica' and 'int'": lambda p: p * 2,
-    "unsupported operand type(s) for -: 'int' and 'PerReplica'": lambda p: 1 - p,
-    "unsupported operand type(s) for +: 'float' and 'PerReplica'": lambda p: np.ones(3) + p,
-    "unsupported operand type(s) for @: 'PerReplica' and 'PerReplica'": lambda p: p @ p,
-    "unsupported operand type(s) for +=: 'PerReplica' and 'int'": lambda p: operator.iadd(p, 1),
-    "'<' not supported between instances of 'PerReplica' and 'int'": lambda p: p < 2,
-    "bad operand type for unary -: 'PerReplica'": operator.neg,
-    "bad operand type for abs(): 'PerReplica'": abs,
+    "unsupported operand type(s) for *: 'PerReplica' and 'int'. It has": lambda p: p * 2,
+    "unsupported operand type(s) for -: 'int' and 'PerReplica'. It has": lambda p: 1 - p,
+    "unsupported operand type(s) for +: 'float' and 'PerReplica'. It has": lambda p: np.ones(3) + p,
+    "unsupported operand type(s) for @: 'PerReplica' and 'PerReplica'. It has": lambda p: p @ p,
+    "unsupported operand type(s) for +: 'PerReplica' and 'int'. It has": lambda p: operator.iadd(p, 1),
+    "'<' not supported between instances of 'PerReplica' and 'int'. It has": lambda p: p < 2,
+    "bad operand type for unary -: 'PerReplica'. It has": operator.neg,
+    "bad operand type for abs(): 'PerReplica'. It has": abs,
     "'PerReplica' object is not subscriptable. It has": lambda p: p[0],
     "'PerReplica' object is not iterable. It has": list,
     "argument of type 'PerReplica' is not iterable. It has": lambda p: 1.0 in p,

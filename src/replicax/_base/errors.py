@@ -222,7 +222,8 @@ CROSS_REPLICA_NEEDED = "Method requires being in cross-replica context, use get_
 REPLICA_NEEDED = "Need to be inside `call_for_each_replica()`"
 NOT_A_TENSOR = (
     "It looks like you are using a PerReplica object while not inside a replica context, which is not supported. "
-    "Try running your op or function inside a replica context by using `strategy.run`"
+    "Try running your op or function inside a replica context by using `strategy.run`, or join the parts: "
+    "`strategy.gather(value, axis=0)`."
 )
 MERGE_IN_TRACE = (
     "`merge_call` called while defining a new graph or a tf.function. This can often happen if the function `fn` "

@@ -102,7 +102,7 @@ def standing(peer: Peer, now: float) -> str:
         return f"{peer.name}: has ended its program {calls}, but its thread {peer.ended} still runs"
     silent = f"; has not answered for {now - peer.heard:.1f} s" if now - peer.heard > 2.5 else ""
     if peer.oldest is None:
-        return f"{peer.name}: waits in no call, {calls}{silent}"
+        return f"{peer.name}: waits for no other worker, {calls}{silent}"
     number, label, age = peer.oldest
     if peer.compiling:
         return f"{peer.name}: compiles {call_name(number, label)}{silent}"

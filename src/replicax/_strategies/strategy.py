@@ -153,7 +153,9 @@ class Strategy(LayoutMethods, OlderMethods):
         """
         del options
         if not isinstance(args, (list, tuple)):
-            raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
+            raise ValueError(
+                f"positional args must be a list or tuple, got {type(args)}. For one argument, write args=(x,)."
+            )
         context.require_cross_replica(self)
         compiled = fn if is_function(fn) else None
         own = fn if compiled is None or self.num_replicas_in_sync == 1 else compiled._of_replicas

@@ -33,8 +33,8 @@ class NotATensor:
     """The base of values with a component for each replica: used as a tensor, they raise errors that say what to do.
 
     In a replica function that did not get such a value as an argument, every use of it raises: it does not know which
-    component is the replica's own. Elsewhere an operator raises Python's own error, and the value is true, as objects
-    are.
+    component is the replica's own. Elsewhere an operator raises an error that begins as Python's own, and the value is
+    true, as objects are.
     """
 
     __slots__ = ()
@@ -96,24 +96,29 @@ class NotATensor:
         )
 
 
-def _operator(self: NotATensor, *others: object) -> types.NotImplementedType:
-    _refuse_captured(self)
-    return NotImplemented  # type: ignore[no-any-return]  # makes Python name the operator and the types
-
-
-def _unary(name: str) -> Callable[[NotATensor], NoReturn]:
-    def operator(self: NotATensor) -> NoReturn:
-        _refuse_captured(self)
-        raise TypeError(f"bad operand type for {name}: {type(self).__name__!r}")
+def _binary(symbol: str, reflected: bool = False) -> Callable[[NotATensor, object], NoReturn]:
+    def operator(self: NotATensor, other: object) -> NoReturn:
+        left, right = (type(value).__name__ for value in ((other, self) if reflected else (self, other)))
+        if symbol[0] in "<>":
+            raise self._no(f"{symbol!r} not supported between instances of {left!r} and {right!r}")
+        raise self._no(f"unsupported operand type(s) for {symbol}: {left!r} and {right!r}")
 
     return operator
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
-    setattr(NotATensor, f"__{_name}__", _operator)
-    setattr(NotATensor, f"__r{_name}__", _operator)
-for _name in ("lt", "le", "gt", "ge"):  # equal is what is the same object, as in lists of values
-    setattr(NotATensor, f"__{_name}__", _operator)
+def _unary(name: str) -> Callable[[NotATensor], NoReturn]:
+    def operator(self: NotATensor) -> NoReturn:
+        raise self._no(f"bad operand type for {name}: {type(self).__name__!r}")
+
+    return operator
+
+
+_BINARY = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "matmul": "@"}
+for _name, _symbol in {**_BINARY, "pow": "** or pow()", "and": "&", "or": "|", "xor": "^"}.items():
+    setattr(NotATensor, f"__{_name}__", _binary(_symbol))
+    setattr(NotATensor, f"__r{_name}__", _binary(_symbol, reflected=True))
+for _name, _symbol in {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():  # equal is what is the same object
+    setattr(NotATensor, f"__{_name}__", _binary(_symbol))
 for _name, _text in {"neg": "unary -", "pos": "unary +", "invert": "unary ~", "abs": "abs()"}.items():
     setattr(NotATensor, f"__{_name}__", _unary(_text))
 
