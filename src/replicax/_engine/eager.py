@@ -177,6 +177,7 @@ class _Replica:
         self.meeting: Meeting | None = None
         self.thread: threading.Thread | None = None
         self.interruptible = False  # whether a KeyboardInterrupt may be sent to its thread
+        self.sending = threading.Lock()  # held while it is sent
 
     def start(self) -> None:
         inherited = contextvars.copy_context()
@@ -220,16 +221,16 @@ class _Replica:
         self.run.turn.release()
 
     def _end_interrupts(self) -> None:
-        """Takes in an interrupt that was sent and has not come yet. None is sent any more."""
-        while True:
-            try:
-                with self.run.sending:
-                    self.interruptible = False
-                for _ in range(100):  # Python raises what was sent where a loop begins anew
-                    pass
-                return
-            except KeyboardInterrupt:  # it has just come
-                continue
+        """Take in an interrupt that was sent and has not come yet. None is sent any more."""
+        try:
+            with self.sending:
+                self.interruptible = False
+            for _ in range(100):  # Python raises what was sent where a loop begins anew
+                pass
+        except (
+            KeyboardInterrupt
+        ):  # the only one; if it came inside of `with`, the lock may stay taken, and nobody needs it
+            self.interruptible = False
 
     def meet(self, meeting: Meeting) -> Tree:
         """Waits for the other replicas, and returns this one's part of what the merge function returned."""
@@ -263,7 +264,6 @@ class Lockstep:
         self.strategy, self.reducer, self.mesh = strategy, reducer, reducer.mesh
         self.turn = threading.Semaphore(0)  # given back by a replica that meets or ends
         self.abandoned = False
-        self.sending = threading.Lock()  # held while a replica's thread is sent an interrupt
         self.settings = {name: getattr(jax.config, name) for name in _SETTINGS}
         self.names, self.creators = list(creators.state.names), list(creators.state.creators)
         self.tapes = active_tapes.entered()
@@ -341,7 +341,7 @@ class Lockstep:
         for replica in replicas:
             if replica.state == "running" and replica.error is None and replica.thread and replica.thread.ident:
                 # The caller was interrupted while this replica ran: interrupt it as well.
-                with self.sending:
+                with replica.sending:
                     if replica.interruptible:
                         ctypes.pythonapi.PyThreadState_SetAsyncExc(
                             ctypes.c_ulong(replica.thread.ident), ctypes.py_object(KeyboardInterrupt)
