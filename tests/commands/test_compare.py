@@ -290,3 +290,12 @@ def test_a_python_with_tensorflow_has_to_be_named(tmp_path, monkeypatch, capsys)
         assert command.main(arguments, "replicax compare") == 2
         error = capsys.readouterr().err
         assert all(word in error for word in words), error
+
+
+@pytest.mark.parametrize("option", ["--rtol=nan", "--rtol=-1", "--rtol=0", "--steps=0"])
+def test_numbers_that_compare_nothing_are_refused(option, capsys):
+    from replicax._commands.compare import command
+
+    with pytest.raises(SystemExit) as ended:
+        command.main([option, "program.py"], "replicax compare")
+    assert ended.value.code == 2 and "must be" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -54,7 +55,7 @@ def parser(name: str) -> argparse.ArgumentParser:
     add("--tensorflow", metavar="PYTHON", default=python, help=text)
     add("--steps", type=_positive, default=10, metavar="N", help="end both programs after N steps (default: 10)")
     text = "the tolerance: of results relative to their value, ten times that of variables relative to their change"
-    add("--rtol", type=float, default=_RTOL, metavar="NUMBER", help=f"{text} (default: %(default)g)")
+    add("--rtol", type=_tolerance, default=_RTOL, metavar="NUMBER", help=f"{text} (default: %(default)g)")
     text = "shuffle data and draw random numbers as the program does; both differ then"
     add("--keep-random", action="store_true", help=text)
     text = "the most seconds that each run takes (default: %(default)g)"
@@ -68,6 +69,13 @@ def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def _tolerance(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
     return number
 
 
