@@ -192,3 +192,11 @@ def test_tensorflow_is_installed_apart(tmp_path, monkeypatch):
         "tensorflow-cpu>=2.21,<3",
     ]
     assert command.find_python() == commands[1][0]
+
+
+def test_a_model_whose_arrays_have_equal_paths_is_refused(tmp_path):
+    """One variable would stand for both."""
+    model = {"a": {"b": np.ones(2)}, "a/b": np.zeros(2)}
+    with pytest.raises(ValueError, match="two arrays have the path 'a/b'"):
+        rx.experimental.save_model(tmp_path / "model", lambda model, x: x, model, rx.TensorSpec([2]))
+    assert not (tmp_path / "model").exists()

@@ -134,14 +134,14 @@ def _distance(words: str, title: str, text: str) -> int | None:
     >>> _distance("ema", "ema of the weights", "..."), _distance("ema", "schemas", "schemas")
     (0, 3)
     """
-    each = words.split()
+    single_words = words.split()
     nearest = [
         _has_words(title, [words]),
-        _has_words(title, each),
+        _has_words(title, single_words),
         _has_words(text, [words]),
         words in text,
-        _has_words(text, each),
-        all(word in text for word in each),
+        _has_words(text, single_words),
+        all(word in text for word in single_words),
     ]
     return nearest.index(True) if True in nearest else None
 

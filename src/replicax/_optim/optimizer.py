@@ -218,10 +218,10 @@ class Optimizer:
                         raise RuntimeError(NOT_COMPILED)
 
                     @functools.wraps(value_fn)  # a line search reads the names of the arguments
-                    def weighted(*args: Tree, **kwargs: Tree) -> Tree:
+                    def weigh(*args: Tree, **kwargs: Tree) -> Tree:
                         return self._weigh_by_rows(value_fn(*args, **kwargs), replica_context)
 
-                    extra_args["value_fn"] = weighted
+                    extra_args["value_fn"] = weigh
             self._apply(gradients, extra_args)
         else:
             if self._reduce_op is ReduceOp.MEAN:

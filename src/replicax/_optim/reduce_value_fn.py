@@ -28,16 +28,16 @@ def reduce_value_fn(value_fn: Callable[..., jax.Array], reduce: Callable[[Tree],
     """
 
     @functools.wraps(value_fn)
-    def reduced(parameters: Tree, *args: Tree, **kwargs: Tree) -> jax.Array:
-        def own(parameters: Tree) -> jax.Array:
+    def evaluate(parameters: Tree, *args: Tree, **kwargs: Tree) -> jax.Array:
+        def local_loss(parameters: Tree) -> jax.Array:
             return value_fn(parameters, *args, **kwargs)
 
         @jax.custom_vjp
         def total(parameters: Tree) -> Tree:
-            return reduce(own(parameters))
+            return reduce(local_loss(parameters))
 
         def forward(parameters: Tree) -> tuple[Tree, Tree]:
-            return tuple(reduce(jax.value_and_grad(own)(parameters)))  # in one all-reduce
+            return tuple(reduce(jax.value_and_grad(local_loss)(parameters)))  # in one all-reduce
 
         def backward(gradients: Tree, cotangent: jax.Array) -> tuple[Tree]:
             return (jax.tree.map(lambda gradient: gradient * cotangent, gradients),)
@@ -46,4 +46,4 @@ def reduce_value_fn(value_fn: Callable[..., jax.Array], reduce: Callable[[Tree],
         value: jax.Array = total(parameters)
         return value
 
-    return reduced
+    return evaluate

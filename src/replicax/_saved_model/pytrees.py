@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +43,8 @@ def save_model(path: AnyPath, fn: Callable[..., Tree], model: Tree, *specs: Tree
 
     Raises:
         TypeError: `fn` does not take so many arguments, or a spec is none.
-        ValueError: the function has no program for all sizes that the specs allow, or calls back to Python.
+        ValueError: the function has no program for all sizes that the specs allow, or calls back to Python; or two
+            leaves of the model have equal paths, such as `{"a": {"b": x}, "a/b": y}`.
         FileExistsError: there is something at the path that is no saved model, or has other files in it.
 
     >>> import tempfile, jax.numpy as jnp, replicax as rx
@@ -56,6 +58,11 @@ def save_model(path: AnyPath, fn: Callable[..., Tree], model: Tree, *specs: Tree
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(model)
     names = [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in leaves]
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(
+            f"save_model names variables by their paths in the model, and two arrays have the path {repeated[0]!r}. "
+            "Leave '/' out of its keys."
+        )
     arrays: dict[str, Any] = {name: leaf for name, (_, leaf) in zip(names, leaves) if is_array(leaf)}
     keys = {name for name, array in arrays.items() if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)}
     variables = {

@@ -15,7 +15,6 @@ Only the outermost call of these counts, and only in the main thread.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import importlib.abc
@@ -23,7 +22,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -82,8 +81,7 @@ class _Hooks:
     def __init__(self, recorder: Recorder, keep_random: bool) -> None:
         self._recorder = recorder
         self._keep_random = keep_random
-        self._depth = 0  # of hooked calls
-        self._creating = 0  # depth of creations of variables
+        self._call, self._creation = _Nesting(), _Nesting()  # of hooked calls, and of variables
         self._written: set[str] = set()  # checkpoints
         self._in_optimizer = False  # whether the variable that is created belongs to the state of an optimizer
 
@@ -120,7 +118,7 @@ class _Hooks:
     def _create_tf_variable(self, create: Callable[..., Any], kind: Any, *args: Any, **kwargs: Any) -> Any:
         if (
             kind is not _tensorflow().Variable
-            or self._creating
+            or self._creation
             or threading.current_thread() is not threading.main_thread()
         ):
             return create(kind, *args, **kwargs)
@@ -128,7 +126,7 @@ class _Hooks:
             args = (kwargs.pop("initial_value"), *args)
         value: Any = args[0] if args else None
         if callable(value):
-            with self._in_creation(), _tensorflow().init_scope():
+            with self._creation, _tensorflow().init_scope():
                 value = value()
         shape = value.shape if hasattr(value, "shape") else np.shape(value)
         trainable = kwargs.get("trainable", args[1] if len(args) > 1 else True)
@@ -137,7 +135,7 @@ class _Hooks:
         initial = self._recorder.initial(entry)
         if initial is not None:
             value = _tensorflow().cast(initial, kwargs.get("dtype") or getattr(value, "dtype", None) or initial.dtype)
-        with self._in_creation():
+        with self._creation:
             variable = create(kind, value, *args[1:], **kwargs)
         self._recorder.save_initial(entry, variable)
         self._recorder.add_variable(entry, variable)
@@ -159,12 +157,12 @@ class _Hooks:
         entry = self._recorder.new_variable(kind, path, shape, arguments.get("trainable", True))
         if callable(initializer):
             arguments["initializer"] = self._initializer(entry, initializer)
-        with self._in_creation():
+        with self._creation:
             init(variable, **arguments)
         self._recorder.add_variable(entry, variable)
 
     def _initialize_keras_variable(self, initialize: Callable[..., None], variable: Any) -> None:
-        with self._in_creation():
+        with self._creation:
             initialize(variable)
 
     def _initializer(self, entry: Entry, initializer: Callable[..., Any]) -> Callable[..., Any]:
@@ -172,7 +170,7 @@ class _Hooks:
 
         def initialize(shape: Any, dtype: Any = None, **kwargs: Any) -> Any:
             initial = self._recorder.initial(entry)
-            with self._in_creation():
+            with self._creation:
                 if initial is not None:
                     return sys.modules["keras"].ops.convert_to_tensor(initial, dtype=dtype)
                 with _tensorflow().init_scope():  # a function that is being traced would compute it later
@@ -199,7 +197,7 @@ class _Hooks:
         if self._is_inside():
             return call(*args, **kwargs)
         self._recorder.flush()
-        with self._inside_call():
+        with self._call:
             result = call(*args, **kwargs)
         if self._recorder.has_changed():
             self._recorder.record_step(dict(scalars(result)))
@@ -219,7 +217,7 @@ class _Hooks:
     def _apply(self, apply: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._is_inside():
             return apply(*args, **kwargs)
-        with self._inside_call():
+        with self._call:
             result = apply(*args, **kwargs)
         self._recorder.record_step({})
         return result
@@ -229,7 +227,7 @@ class _Hooks:
             args, kwargs = args[:8], {**kwargs, "shuffle": False}  # `shuffle` is the ninth argument
             self._recorder.note("unshuffled", name="model.fit")
         self._recorder.flush()
-        with self._inside_call():
+        with self._call:
             return fit(model, *args, **kwargs)
 
     def _end_batch(self, end: Callable[..., None], callbacks: Any, batch: int, logs: Any = None) -> None:
@@ -242,7 +240,7 @@ class _Hooks:
         if self._is_inside():
             return train(*args, **kwargs)
         self._recorder.flush()
-        with self._inside_call():
+        with self._call:
             result = train(*args, **kwargs)
         self._recorder.record_step(dict(scalars(result, "loss")), metrics=False)
         return result
@@ -274,29 +272,29 @@ class _Hooks:
 
     def _is_inside(self) -> bool:
         in_thread = threading.current_thread() is not threading.main_thread()
-        return bool(self._depth) or in_thread or self._inside_function()
+        return bool(self._call) or in_thread or self._inside_function()
 
     def _is_creating(self) -> bool:
-        return self._creating > 0
+        return bool(self._creation)
 
     def _inside_function(self) -> bool:
         return bool(_tensorflow().inside_function())
 
-    @contextlib.contextmanager
-    def _inside_call(self) -> Iterator[None]:
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
 
-    @contextlib.contextmanager
-    def _in_creation(self) -> Iterator[None]:
-        self._creating += 1
-        try:
-            yield
-        finally:
-            self._creating -= 1
+class _Nesting:
+    """A context that counts how deep it is entered; true inside of it."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+
+    def __bool__(self) -> bool:
+        return self._depth > 0
+
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
 
 
 def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
