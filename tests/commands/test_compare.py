@@ -299,3 +299,19 @@ def test_numbers_that_compare_nothing_are_refused(option, capsys):
     with pytest.raises(SystemExit) as ended:
         command.main([option, "program.py"], "replicax compare")
     assert ended.value.code == 2 and "must be" in capsys.readouterr().err
+
+
+def test_a_record_of_an_earlier_comparison_is_not_read(tmp_path, monkeypatch, capsys):
+    from replicax._commands.compare import command
+
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").touch()
+    old = tmp_path / "kept" / "replicax" / "events.jsonl"
+    old.parent.mkdir(parents=True)
+    old.write_text('{"event": "step"}\n')
+    assert command.main(["--tensorflow", str(python), "--folder", "kept", "program.py"], "replicax compare") == 3
+    assert "ended with status 1, after 0 steps" in capsys.readouterr().err
+    assert not old.exists()

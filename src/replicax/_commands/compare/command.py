@@ -121,6 +121,8 @@ def _compare(chosen: argparse.Namespace, folder: Path, name: str) -> int:
     """Run the program twice, print the report, and return the exit status."""
     from replicax._commands.compare import comparison, report  # and NumPy, which the help does without
 
+    for library in ("tensorflow", "replicax"):  # of an earlier comparison in this --folder
+        (folder / library / "events.jsonl").unlink(missing_ok=True)
     environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "KERAS_BACKEND": "tensorflow"}
     failed = _run(chosen, folder, "TensorFlow", os.path.expanduser(chosen.tensorflow), environment, {})
     if not failed:
