@@ -44,6 +44,9 @@ PROGRAMS = ("tf", "_commands")  # packages that import from all others
 # The modules that may use what JAX does not document.
 MAY_USE_JAX_SRC = {"_base.jax_internals"}
 
+# The module through which `replicax.tf` imports the others.
+THE_DOOR = "tf._core"
+
 # Libraries that nobody needs for `import replicax`: they are imported where they are used, if at all.
 NOT_AT_TOP_LEVEL = {
     "flax",
@@ -75,9 +78,6 @@ IMPORTED_WHERE_USED = {f"_autograph.{name}": {"malt"} for name in ("convert", "l
 GRAPH = Graph(PACKAGE)
 MODULES = GRAPH.paths
 
-# A circle that is there still.
-STILL_THERE = {"_strategies.extended", "_strategies.strategy"}
-
 
 def place_of(module: str) -> int:
     """Returns the number of a module's package; the modules at the top come after all packages."""
@@ -102,11 +102,19 @@ def test_packages_import_from_those_below_them():
     assert not wrong, f"A package may not import from those above it, for types and inside functions included: {wrong}"
 
 
+def test_tf_imports_the_core_through_one_module():
+    wrong = [
+        f"{module}, line {found.line}: {found.module}"
+        for module, imports in GRAPH.imports.items()
+        if module.partition(".")[0] == "tf" and module != THE_DOOR
+        for found in imports
+        if (target := GRAPH.own_module(found.module)) is not None and target.partition(".")[0] != "tf"
+    ]
+    assert not wrong, f"replicax.tf imports the core through {THE_DOOR} alone; add the names there: {wrong}"
+
+
 def test_no_module_is_in_a_circle():
-    edges = GRAPH.edges()
-    for module in STILL_THERE & edges.keys():
-        edges[module] -= STILL_THERE
-    found = circles(edges)
+    found = circles(GRAPH.edges())
     assert not found, (
         "These modules import each other in a circle; imports inside functions and for type checkers count. Move what "
         f"they share to a module below them, or have the upper one plug in what the lower one calls: {found}"

@@ -11,24 +11,6 @@ from __future__ import annotations
 import importlib as _importlib
 from typing import Any
 
-from replicax import _api as _parts
-from replicax._base import nest as _nest
-from replicax._base.foreign_state import holds_variable as _holds_variable
-from replicax._base.indexed_slices import IndexedSlices
-from replicax._base.specs import TensorSpec
-from replicax._base.types import Tree as _Tree
-from replicax._base.types import VariableAggregation, VariableSynchronization
-from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
-from replicax._engine import function as _function
-from replicax._input.distributed_dataset import DistributedDataset
-from replicax._input.iterator import DistributedIterator
-from replicax._tracing.tape import GradientTape, UnconnectedGradients
-from replicax._values import DistributedValues
-from replicax._values import Mirrored as _Mirrored
-from replicax._values import PerReplica as _PerReplica
-from replicax._variables.creators import name_scope, variable_creator_scope
-from replicax._variables.distributed import MirroredVariable as _MirroredVariable
-from replicax._variables.variable import Variable as _Variable
 from replicax.tf import (
     _conversions,
     _dressing,
@@ -39,6 +21,30 @@ from replicax.tf import (
     _threefry,
     distribute,
 )
+from replicax.tf._core import (
+    DistributedDataset,
+    DistributedIterator,
+    DistributedValues,
+    GradientTape,
+    IndexedSlices,
+    RaggedTensor,
+    RaggedTensorSpec,
+    TensorSpec,
+    UnconnectedGradients,
+    VariableAggregation,
+    VariableSynchronization,
+    name_scope,
+    variable_creator_scope,
+)
+from replicax.tf._core import Mirrored as _Mirrored
+from replicax.tf._core import MirroredVariable as _MirroredVariable
+from replicax.tf._core import PerReplica as _PerReplica
+from replicax.tf._core import Tree as _Tree
+from replicax.tf._core import Variable as _Variable
+from replicax.tf._core import _api as _parts
+from replicax.tf._core import function_module as _function
+from replicax.tf._core import holds_variable as _holds_variable
+from replicax.tf._core import nest as _nest
 from replicax.tf._imports import install, uninstall
 from replicax.tf._names import namespace as _namespace
 from replicax.tf._ops import convert_to_tensor as _convert

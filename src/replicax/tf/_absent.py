@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from replicax._base import doc_pages, tracebacks
+from replicax.tf._core import doc_pages, tracebacks
 
 _GRAPHS = "There are no graphs and sessions: call operations directly, and @tf.function compiles them"
 _JPEG_XL = "Decode JPEG XL with the library pillow-jxl-plugin, in tf.numpy_function"

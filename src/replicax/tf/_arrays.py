@@ -12,12 +12,15 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from replicax._base import array_conversion
-from replicax._base.errors import InvalidArgumentError
-from replicax._base.specs import TensorShape, as_dtype
-from replicax._control_flow import traced_block
-from replicax._tracing import autograph_switch
 from replicax.tf import _host, _operations
+from replicax.tf._core import (
+    InvalidArgumentError,
+    TensorShape,
+    array_conversion,
+    as_dtype,
+    autograph_switch,
+    traced_block,
+)
 from replicax.tf._host import jnp, lax
 from replicax.tf._op_tables import beside, of_dtype
 from replicax.tf._ops import (

@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError, ReplicaxError
-from replicax._data.ragged import RaggedTensor
 from replicax.tf import _device_specs, _host, _nests, _ops
+from replicax.tf._core import InvalidArgumentError, RaggedTensor, ReplicaxError
 from replicax.tf._types import DTypeLike, TensorLike
 
 _Expected: TypeAlias = "str | re.Pattern[str] | Callable[[Exception], object]"

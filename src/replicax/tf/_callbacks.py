@@ -9,11 +9,7 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from replicax._base.messages import shown
-from replicax._base.specs import TensorSpec, as_dtype
-from replicax._base.types import Tree
-from replicax._engine import modes
-from replicax._tracing import frames
+from replicax.tf._core import TensorSpec, Tree, as_dtype, frames, modes, shown
 from replicax.tf._host import jnp
 from replicax.tf._ops import convert_to_tensor, known
 from replicax.tf._types import DTypeLike, TensorLike

@@ -17,11 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._tracing import context
-from replicax._variables.resource import ResourceVariable
 from replicax.tf import _draws
 from replicax.tf import _random_keys as keys
+from replicax.tf._core import InvalidArgumentError, ResourceVariable, context
 from replicax.tf._gfile import GFile
 from replicax.tf._host import as_jax, settled
 from replicax.tf._operations import operations

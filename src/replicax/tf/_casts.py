@@ -9,9 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._base.indexed_slices import IndexedSlices
-from replicax._base.specs import as_dtype
 from replicax.tf import _operations
+from replicax.tf._core import IndexedSlices, as_dtype
 from replicax.tf._host import jnp
 from replicax.tf._op_tables import of_dtype
 from replicax.tf._ops import convert_to_tensor

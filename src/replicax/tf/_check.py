@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from replicax._commands import check_tf
+from replicax.tf._core import check_tf
 from replicax.tf._findings import Findings
 
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist"}

@@ -9,10 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._data.ragged import RaggedTensor
-from replicax._data.sparse import SparseTensor
 from replicax.tf import _debugging
+from replicax.tf._core import InvalidArgumentError, RaggedTensor, SparseTensor
 from replicax.tf._host import jnp
 from replicax.tf._op_tables import beside
 from replicax.tf._ops import convert_to_tensor, is_known, known

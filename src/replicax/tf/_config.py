@@ -9,11 +9,9 @@ from typing import NamedTuple
 
 import jax
 
-from replicax._base import devices as _devices
-from replicax._base import jax_internals
-from replicax._cluster import tpu_system
-from replicax._engine import modes
 from replicax.tf import _accelerators
+from replicax.tf._core import devices as _devices
+from replicax.tf._core import jax_internals, modes, tpu_system
 
 
 class LogicalDevice(NamedTuple):

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from replicax._tracing import autograph_switch
+from replicax.tf._core import autograph_switch
 
 
 def to_graph(

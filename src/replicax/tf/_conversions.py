@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from replicax._base.specs import as_dtype
+from replicax.tf._core import as_dtype
 
 
 class _Conversion(NamedTuple):

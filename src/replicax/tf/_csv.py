@@ -15,14 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._base.specs import TensorSpec, as_dtype
-from replicax._base.types import Tree
-from replicax._data.compression import opened, record_compression
-from replicax._data.elements import as_host, as_tensor
-from replicax._data.reading import Reading, skipped
-from replicax._data.sources import names_of
-from replicax._data.specs import UNKNOWN_CARDINALITY
+from replicax.tf._core import (
+    UNKNOWN_CARDINALITY,
+    InvalidArgumentError,
+    Reading,
+    TensorSpec,
+    Tree,
+    as_dtype,
+    as_host,
+    as_tensor,
+    names_of,
+    opened,
+    record_compression,
+    skipped,
+)
 from replicax.tf._datasets import Dataset
 from replicax.tf._features import default_of
 from replicax.tf._parse import strings_of
@@ -377,7 +383,7 @@ def make_batched_features_dataset(
         drop_final_batch: whether a last, smaller batch is dropped; it is, where the records have no end.
         prefetch_buffer_size, reader_num_threads, parser_num_threads, sloppy_ordering: accepted for compatibility.
     """
-    from replicax._data.files import TFRecordDataset
+    from replicax.tf._core import TFRecordDataset
     from replicax.tf._parse import parse_example
 
     if label_key is not None and label_key not in features:

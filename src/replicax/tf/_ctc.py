@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._data.sparse import SparseTensor
+from replicax.tf._core import SparseTensor
 from replicax.tf._host import jnp, on_jax
 from replicax.tf._ops import as_int, convert_to_tensor, known
 from replicax.tf._types import TensorLike

@@ -10,11 +10,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from replicax import data
-from replicax._base.errors import OutOfRangeError
-from replicax._base.types import Leaf, Tree
-from replicax._data.cardinality import assert_cardinality
-from replicax._data.options import AutotuneOptions, OptimizationOptions, ServiceOptions, ThreadingOptions
+from replicax.tf._core import (
+    AutotuneOptions,
+    Leaf,
+    OptimizationOptions,
+    OutOfRangeError,
+    ServiceOptions,
+    ThreadingOptions,
+    Tree,
+    assert_cardinality,
+    data,
+)
 from replicax.tf._datasets import Dataset
 from replicax.tf._ops import as_int
 

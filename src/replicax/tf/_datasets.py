@@ -20,23 +20,29 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax import data
-from replicax._base import jax_internals
-from replicax._base.array_conversion import as_array
-from replicax._base.host_memory import Pool
-from replicax._base.jaxprs import equations
-from replicax._base.specs import TensorSpec
-from replicax._base.types import Leaf, Tree
-from replicax._data import files
-from replicax._data.blocks import Signature, signature
-from replicax._data.calls import call_user
-from replicax._data.dataset import Variant
-from replicax._data.elements import Nested, flatten
-from replicax._data.functions import ElementFunction
-from replicax._data.reading import FunctionSeeds, Reading
-from replicax._engine import modes
-from replicax._tracing import frames
 from replicax.tf import _host, _imports, _random_keys
+from replicax.tf._core import (
+    ElementFunction,
+    FunctionSeeds,
+    Leaf,
+    Nested,
+    Pool,
+    Reading,
+    Signature,
+    TensorSpec,
+    Tree,
+    Variant,
+    as_array,
+    call_user,
+    data,
+    equations,
+    files,
+    flatten,
+    frames,
+    jax_internals,
+    modes,
+    signature,
+)
 from replicax.tf._ops import convert_to_tensor
 
 # A function is compiled for so many signatures of elements, such as those of full and of last batches. Elements of

@@ -16,11 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._base import jax_internals
-from replicax._base.errors import InvalidArgumentError
-from replicax._base.specs import as_dtype
-from replicax._tracing import step_failures
-from replicax._values import PerReplica
+from replicax.tf._core import InvalidArgumentError, PerReplica, as_dtype, jax_internals, step_failures
 from replicax.tf._host import jnp
 from replicax.tf._op_tables import pair
 from replicax.tf._operations import on_values, operation

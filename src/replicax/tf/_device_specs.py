@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from replicax._base import devices
+from replicax.tf._core import devices
 
 _PARTS = ("job", "replica", "task", "device_type", "device_index")
 

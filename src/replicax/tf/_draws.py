@@ -13,12 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._base import array_conversion, devices, jax_internals
-from replicax._base.specs import as_dtype
-from replicax._tracing import frames
-from replicax._variables.variable import Variable
 from replicax.tf import _host
 from replicax.tf import _random_keys as keys
+from replicax.tf._core import Variable, array_conversion, as_dtype, devices, frames, jax_internals
 from replicax.tf._host import as_jax, settled
 from replicax.tf._op_tables import of_dtype
 from replicax.tf._ops import as_new_shape, convert_to_tensor

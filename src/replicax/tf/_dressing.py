@@ -11,12 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._base import array_text, jax_internals, pickling, specs
-from replicax._base.errors import InvalidOperandError
-from replicax._base.specs import TensorShape
-from replicax._tracing import autograph_switch
-from replicax._variables.variable import Variable
 from replicax.tf import _conversions, _dtypes, _op_tables, _operations, _ops, _string_arrays, _variable_slices
+from replicax.tf._core import (
+    InvalidOperandError,
+    TensorShape,
+    Variable,
+    array_text,
+    autograph_switch,
+    jax_internals,
+    pickling,
+    specs,
+)
 from replicax.tf._types import TensorLike
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._base import specs
+from replicax.tf._core import specs
 
 
 class _DTypeType(type):

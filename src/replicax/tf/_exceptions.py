@@ -6,7 +6,7 @@ caught.
 
 from __future__ import annotations
 
-from replicax._base.errors import (
+from replicax.tf._core import (
     CancelledError,
     DataLossError,
     DeadlineExceededError,

@@ -17,8 +17,7 @@ from typing import Any, Self, dataclass_transform
 import jax
 import numpy as np
 
-from replicax._base.specs import TensorShape, as_dtype
-from replicax._base.type_spec import TypeSpec
+from replicax.tf._core import TensorShape, TypeSpec, as_dtype
 from replicax.tf._dtypes import DType
 from replicax.tf._host import Tensor
 from replicax.tf._ops import convert_to_tensor

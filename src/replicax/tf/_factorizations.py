@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from replicax._base.specs import as_dtype
+from replicax.tf._core import as_dtype
 from replicax.tf._host import jnp, on_jax
 from replicax.tf._operations import operations
 from replicax.tf._ops import convert_to_tensor

@@ -7,10 +7,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._base.specs import TensorShape, as_dtype
-from replicax._data.record_blocks import Neighbors
 from replicax.tf import _wire
+from replicax.tf._core import InvalidArgumentError, Neighbors, TensorShape, as_dtype
 
 _DTYPES: dict[int, np.dtype] = {
     _wire.FLOAT: np.dtype(np.float32),

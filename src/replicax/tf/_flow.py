@@ -14,16 +14,22 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from replicax._base import devices, errors
-from replicax._base import nest as _nest
-from replicax._base.messages import shown
-from replicax._base.types import Tree
-from replicax._control_flow import cond_and_loops
-from replicax._data.composites import is_composite
-from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
-from replicax._tracing import autograph_switch, dataset_reads, frames
-from replicax._variables import creators
 from replicax.tf import _config
+from replicax.tf._core import (
+    RaggedTensor,
+    RaggedTensorSpec,
+    Tree,
+    autograph_switch,
+    cond_and_loops,
+    creators,
+    dataset_reads,
+    devices,
+    errors,
+    frames,
+    is_composite,
+    shown,
+)
+from replicax.tf._core import nest as _nest
 from replicax.tf._host import jnp, lax
 from replicax.tf._ops import convert_to_tensor
 from replicax.tf._ragged import map_rows

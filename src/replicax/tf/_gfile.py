@@ -13,10 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from replicax._base import doc_pages
-from replicax._base.errors import FailedPreconditionError, NotFoundError
-from replicax._data.elements import Probe, as_strings
-from replicax._data.sources import folder_of
+from replicax.tf._core import FailedPreconditionError, NotFoundError, Probe, as_strings, doc_pages, folder_of
 from replicax.tf._exceptions import AlreadyExistsError
 from replicax.tf._types import TensorLike
 

@@ -19,12 +19,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._base import array_conversion, array_text
-from replicax._base.errors import InvalidOperandError
-from replicax._base.specs import TensorShape
-from replicax._base.types import Tree
-from replicax._data.elements import Nested, Strings, as_strings
 from replicax.tf import _operations
+from replicax.tf._core import (
+    InvalidOperandError,
+    Nested,
+    Strings,
+    TensorShape,
+    Tree,
+    array_conversion,
+    array_text,
+    as_strings,
+)
 
 
 class _Mode(threading.local):
@@ -86,7 +91,7 @@ class HostTensor(np.ndarray):
 
     def ref(self) -> Any:
         """Returns a hashable reference to the tensor."""
-        from replicax._variables.variable import Variable
+        from replicax.tf._core import Variable
 
         return Variable.ref(self)  # type: ignore[arg-type]
 

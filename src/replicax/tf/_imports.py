@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from replicax._base import doc_pages, specs, tracebacks
 from replicax.tf import _absent, _deferred, _names, _private
+from replicax.tf._core import doc_pages, specs, tracebacks
 
 _TENSORFLOW = "tensorflow"
 _OURS = "replicax.tf"

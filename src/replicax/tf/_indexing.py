@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._base.specs import as_dtype
-from replicax._data.elements import as_strings
+from replicax.tf._core import InvalidArgumentError, as_dtype, as_strings
 from replicax.tf._host import jnp, lax
 from replicax.tf._math import clip_by_norm
 from replicax.tf._op_tables import largest, pair, smallest, take

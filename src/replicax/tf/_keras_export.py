@@ -12,11 +12,8 @@ from typing import Any
 
 import jax
 
-from replicax._base.specs import TensorSpec
-from replicax._base.types import Tree
-from replicax._engine.function import Function, function, is_function
-from replicax._saved_model import api
-from replicax._saved_model.signatures import DEFAULT
+from replicax.tf._core import DEFAULT, Function, TensorSpec, Tree, function, is_function
+from replicax.tf._core import saved_models as api
 
 
 class _Root:

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from replicax._base import jax_internals, jaxprs
-from replicax._base.array_conversion import as_array
+from replicax.tf._core import as_array, jax_internals, jaxprs
 
 _Equation: TypeAlias = Any
 

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._base.specs import as_dtype
+from replicax.tf._core import InvalidArgumentError, as_dtype
 from replicax.tf._dressing import magnitude
 from replicax.tf._host import jnp, lax
 from replicax.tf._op_tables import largest, pair

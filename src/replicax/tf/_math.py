@@ -10,8 +10,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from replicax._base.indexed_slices import IndexedSlices
-from replicax._base.specs import as_dtype
+from replicax.tf._core import IndexedSlices, as_dtype
 from replicax.tf._dressing import magnitude
 from replicax.tf._host import HostTensor, jnp, lax
 from replicax.tf._op_tables import (

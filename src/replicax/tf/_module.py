@@ -8,9 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Concatenate, ParamSpec, TypeVar
 
-from replicax._checkpoint import object_graph
-from replicax._variables import creators
-from replicax._variables.variable import Variable
+from replicax.tf._core import Variable, creators, object_graph
 
 _M = TypeVar("_M", bound="Module")
 _P = ParamSpec("_P")

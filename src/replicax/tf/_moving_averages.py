@@ -9,9 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._tracing import context, frames
-from replicax._values import PerReplica
-from replicax._variables.variable import Variable
+from replicax.tf._core import PerReplica, Variable, context, frames
 from replicax.tf._flow import init_scope
 from replicax.tf._host import jnp
 from replicax.tf._ops import TENSORS, convert_to_tensor

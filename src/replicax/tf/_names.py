@@ -10,9 +10,8 @@ import types
 from collections.abc import Callable
 from typing import NamedTuple
 
-import replicax
-from replicax._base import specs
 from replicax.tf import _absent, _dtypes, _host
+from replicax.tf._core import __version__, specs
 
 
 class _At(NamedTuple):
@@ -257,7 +256,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
     "test": ("Helpers for tests.", {**_all("_config", "TEST"), **_from("_test_case", "TestCase main")}),
     "version": (
         "The version of TensorFlow that these names follow.",
-        {"VERSION": VERSION, "GIT_VERSION": f"replicax {replicax.__version__}"},
+        {"VERSION": VERSION, "GIT_VERSION": f"replicax {__version__}"},
     ),
     "data": (
         "Datasets.",

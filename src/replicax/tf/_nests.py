@@ -11,12 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from replicax._base import nest
-from replicax._base.indexed_slices import IndexedSlices
-from replicax._base.messages import shown
-from replicax._base.specs import TensorShape
-from replicax._base.types import Leaf, Tree
-from replicax._values import PerReplica, mesh_of
+from replicax.tf._core import IndexedSlices, Leaf, PerReplica, TensorShape, Tree, mesh_of, nest, shown
 
 
 def _is_namedtuple(value: Tree) -> bool:

@@ -9,9 +9,8 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._tracing import context
 from replicax.tf import _random
+from replicax.tf._core import InvalidArgumentError, context
 from replicax.tf._host import jnp, lax
 from replicax.tf._op_tables import namespace_of, no_nan, pair
 from replicax.tf._operations import on_values, operations

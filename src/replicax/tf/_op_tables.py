@@ -9,11 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._base import array_conversion, errors
-from replicax._base.indexed_slices import IndexedSlices
-from replicax._values import DistributedValues, PerReplica
-from replicax._values import errors as _errors
-from replicax._variables.variable import Variable
+from replicax.tf._core import DistributedValues, IndexedSlices, PerReplica, Variable, array_conversion, errors
+from replicax.tf._core import value_errors as _errors
 from replicax.tf._host import jnp, lax
 from replicax.tf._operations import fitting, of_broadcast, on_values
 from replicax.tf._ops import _NUMBERS, TENSORS, as_array, as_axis, axes_of, convert_to_tensor, is_shape, is_tensor

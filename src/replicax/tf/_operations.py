@@ -16,12 +16,15 @@ import numpy as np
 from jax import export
 from jax.typing import ArrayLike
 
-from replicax._base.errors import InvalidArgumentError, InvalidOperandError
-from replicax._base.indexed_slices import IndexedSlices
-from replicax._tracing import autograph_switch
-from replicax._values import PerReplica
-from replicax._variables.variable import Variable
 from replicax.tf import _conversions
+from replicax.tf._core import (
+    IndexedSlices,
+    InvalidArgumentError,
+    InvalidOperandError,
+    PerReplica,
+    Variable,
+    autograph_switch,
+)
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -15,15 +15,21 @@ import jax
 import numpy as np
 from jax import export
 
-from replicax._base import array_conversion, errors
-from replicax._base.messages import received
-from replicax._base.specs import as_dtype
-from replicax._data.composites import Composite
-from replicax._data.elements import Strings, as_numpy, as_strings, as_tensor
-from replicax._values import PerReplica
-from replicax._values import errors as _errors
-from replicax._variables.variable import Variable
 from replicax.tf import _conversions, _host, _known_values
+from replicax.tf._core import (
+    Composite,
+    PerReplica,
+    Strings,
+    Variable,
+    array_conversion,
+    as_dtype,
+    as_numpy,
+    as_strings,
+    as_tensor,
+    errors,
+    received,
+)
+from replicax.tf._core import value_errors as _errors
 from replicax.tf._host import HostTensor, jnp
 from replicax.tf._operations import value_of
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
+from replicax.tf._core import InvalidArgumentError
 from replicax.tf._host import jnp
 from replicax.tf._operations import operations
 from replicax.tf._ops import convert_to_tensor, known

@@ -8,13 +8,17 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._base.specs import as_dtype
-from replicax._data import record_blocks
-from replicax._data.elements import Probe, as_tensor, tensors_of
-from replicax._data.ragged import RaggedTensor
-from replicax._data.sparse import SparseTensor
 from replicax.tf import _features, _host, _wire, _wire_values
+from replicax.tf._core import (
+    InvalidArgumentError,
+    Probe,
+    RaggedTensor,
+    SparseTensor,
+    as_dtype,
+    as_tensor,
+    record_blocks,
+    tensors_of,
+)
 from replicax.tf._features import Plan
 from replicax.tf._ops import as_element, known
 from replicax.tf._parsed_rows import Rows, shown

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from replicax._data import calls
-from replicax._data.elements import Strings, tensors_of
 from replicax.tf import _host
+from replicax.tf._core import Strings, calls, tensors_of
 
 _VIEWED = 8  # bytes of a row up to which it is a view
 

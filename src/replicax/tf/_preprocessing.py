@@ -15,11 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from replicax._base.foreign_state import Original, wrap
-from replicax._data.elements import Strings
-from replicax._data.ragged import RaggedTensor
-from replicax._data.sparse import SparseTensor
 from replicax.tf import _host
+from replicax.tf._core import Original, RaggedTensor, SparseTensor, Strings, wrap
 
 _MODULES = ("string_lookup", "integer_lookup", "index_lookup", "text_vectorization", "hashing", "hashed_crossing")
 _STAND_IN = "keras.src.backend.tensorflow"

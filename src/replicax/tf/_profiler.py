@@ -7,7 +7,7 @@ import os
 
 import jax
 
-from replicax._base.profiling import profile
+from replicax.tf._core import profile
 
 _started: list[profile] = []
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from replicax._base import doc_pages
+from replicax.tf._core import doc_pages
 
 try:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
+from replicax.tf._core import InvalidArgumentError
 from replicax.tf._host import jnp, on_jax
 from replicax.tf._operations import operations
 from replicax.tf._ops import as_int, convert_to_tensor

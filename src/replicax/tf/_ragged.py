@@ -11,12 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._base.specs import as_dtype
-from replicax._data.composites import is_composite
-from replicax._data.elements import as_strings, as_tensor
-from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
 from replicax.tf._composites import check_splits
+from replicax.tf._core import (
+    InvalidArgumentError,
+    RaggedTensor,
+    RaggedTensorSpec,
+    as_dtype,
+    as_strings,
+    as_tensor,
+    is_composite,
+)
 from replicax.tf._features import default_of
 from replicax.tf._ops import convert_to_tensor, known
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike

@@ -13,11 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._data.elements import as_tensor
-from replicax._data.ragged import RaggedTensor
-from replicax._data.sparse import SparseTensor
 from replicax.tf import _arrays, _casts, _composites, _indexing, _math, _operations, _ragged
+from replicax.tf._core import InvalidArgumentError, RaggedTensor, SparseTensor, as_tensor
 from replicax.tf._host import jnp
 from replicax.tf._ops import as_axis, check_range, convert_to_tensor, known
 from replicax.tf._segments import SEGMENTS

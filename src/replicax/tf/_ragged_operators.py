@@ -9,9 +9,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from replicax._data.ragged import RaggedTensor
-from replicax._data.sparse import SparseTensor
 from replicax.tf import _operations
+from replicax.tf._core import RaggedTensor, SparseTensor
 
 # The operation of each operator, by the operator's name; those with two operands have a reflected form as well.
 _UNARY = {"abs": "abs", "invert": "logical_not", "neg": "negative"}

@@ -8,11 +8,9 @@ from typing import SupportsInt
 import jax
 import numpy as np
 
-from replicax._base.specs import as_dtype
-from replicax._variables import central
-from replicax._variables.variable import Variable
 from replicax.tf import _draws
 from replicax.tf import _random_keys as keys
+from replicax.tf._core import Variable, as_dtype, central
 from replicax.tf._ops import as_new_shape, convert_to_tensor
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
 

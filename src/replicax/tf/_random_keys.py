@@ -20,16 +20,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._base import array_conversion, jax_internals, tracebacks
-from replicax._base.specs import as_dtype
-from replicax._checkpoint import random_state
-from replicax._data.prefetch import advancing
-from replicax._data.reading import use_default_seed
-from replicax._engine import modes
-from replicax._parameter_server import scheduling
-from replicax._tracing import context as _context
-from replicax._tracing import frames
-from replicax._variables.resource import ResourceVariable
+from replicax.tf._core import (
+    ResourceVariable,
+    advancing,
+    array_conversion,
+    as_dtype,
+    frames,
+    jax_internals,
+    modes,
+    random_state,
+    scheduling,
+    tracebacks,
+    use_default_seed,
+)
+from replicax.tf._core import context as _context
 from replicax.tf._types import DTypeLike
 
 # Named, so that the numbers do not depend on JAX's setting for its default generator.

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
 from replicax.tf import _operations
+from replicax.tf._core import InvalidArgumentError
 from replicax.tf._host import jnp, lax
 from replicax.tf._ops import convert_to_tensor
 from replicax.tf._types import TensorLike

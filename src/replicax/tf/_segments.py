@@ -9,8 +9,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._base.specs import as_dtype
+from replicax.tf._core import InvalidArgumentError, as_dtype
 from replicax.tf._host import jnp, lax
 from replicax.tf._operations import operations
 from replicax.tf._ops import as_int, check_range, convert_to_tensor, known

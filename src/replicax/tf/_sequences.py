@@ -11,11 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._base.specs import TensorShape
-from replicax._data.elements import as_tensor
-from replicax._data.ragged import RaggedTensor
 from replicax.tf import _features, _parse, _wire, _wire_values
+from replicax.tf._core import InvalidArgumentError, RaggedTensor, TensorShape, as_tensor
 from replicax.tf._types import TensorLike
 
 _Features = Mapping[str, Any] | None

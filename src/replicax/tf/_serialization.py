@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from replicax._base.errors import DataLossError, InvalidArgumentError
-from replicax._base.specs import as_dtype
-from replicax._data.elements import Probe, as_host, as_strings
 from replicax.tf import _dtypes, _features, _wire
+from replicax.tf._core import DataLossError, InvalidArgumentError, Probe, as_dtype, as_host, as_strings
 from replicax.tf._ops import as_array, as_shape, convert_to_tensor, known
 from replicax.tf._parse import strings_of
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike

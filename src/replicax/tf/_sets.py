@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from replicax._data.sparse import SparseTensor
+from replicax.tf._core import SparseTensor
 from replicax.tf._ops import convert_to_tensor, known
 from replicax.tf._types import TensorLike
 

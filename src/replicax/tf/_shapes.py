@@ -9,11 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._base import array_conversion
-from replicax._base.specs import TensorShape, as_dtype
-from replicax._data.ragged import RaggedTensor
-from replicax._data.sparse import SparseTensor
-from replicax._tracing import frames
+from replicax.tf._core import RaggedTensor, SparseTensor, TensorShape, array_conversion, as_dtype, frames
 from replicax.tf._host import jnp
 from replicax.tf._ops import as_array, as_shape, convert_to_tensor, known
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import jax
 import numpy as np
 
-from replicax._base.specs import as_dtype
+from replicax.tf._core import as_dtype
 from replicax.tf._fourier import dct
 from replicax.tf._host import jnp, on_jax
 from replicax.tf._op_tables import take

@@ -14,10 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._data.elements import as_strings, as_tensor
-from replicax._data.sparse import SparseTensor
 from replicax.tf import _hashes, _operations
+from replicax.tf._core import InvalidArgumentError, SparseTensor, as_strings, as_tensor
 from replicax.tf._ops import as_element, convert_to_tensor, known
 from replicax.tf._parse import strings_of
 from replicax.tf._types import TensorLike

@@ -8,10 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._data.ragged import RaggedTensor
-from replicax._data.sparse import SparseTensor
 from replicax.tf import _operations
+from replicax.tf._core import InvalidArgumentError, RaggedTensor, SparseTensor
 from replicax.tf._ops import convert_to_tensor, known
 
 

@@ -9,9 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from replicax._base import array_conversion, jax_internals
-from replicax._tracing import frames
 from replicax.tf import _known_values
+from replicax.tf._core import array_conversion, frames, jax_internals
 from replicax.tf._ops import is_shape, is_tensor
 
 _P = ParamSpec("_P")

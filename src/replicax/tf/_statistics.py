@@ -5,8 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._base.specs import as_dtype
+from replicax.tf._core import InvalidArgumentError, as_dtype
 from replicax.tf._host import jnp, lax, on_jax
 from replicax.tf._op_tables import pair
 from replicax.tf._operations import operations

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from replicax._data.elements import Strings, as_host, as_strings
 from replicax.tf import _operations
+from replicax.tf._core import Strings, as_host, as_strings
 
 
 def _known(value: Any) -> Any:

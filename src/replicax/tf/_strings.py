@@ -15,16 +15,23 @@ from typing import Any, TextIO, TypeAlias, TypeGuard
 import jax
 import numpy as np
 
-from replicax._base import nest
-from replicax._base.errors import InvalidArgumentError
-from replicax._base.specs import as_dtype
-from replicax._base.types import Leaf, Tree
-from replicax._data.elements import Probe, Strings, as_strings
-from replicax._data.ragged import RaggedTensor
-from replicax._tracing import frames, step_failures
-from replicax._values import Mirrored, PerReplica
-from replicax._variables.variable import Variable
 from replicax.tf import _host
+from replicax.tf._core import (
+    InvalidArgumentError,
+    Leaf,
+    Mirrored,
+    PerReplica,
+    Probe,
+    RaggedTensor,
+    Strings,
+    Tree,
+    Variable,
+    as_dtype,
+    as_strings,
+    frames,
+    nest,
+    step_failures,
+)
 from replicax.tf._host import jnp
 from replicax.tf._operations import on_values, operation
 from replicax.tf._ops import as_array, as_axis, convert_to_tensor, known

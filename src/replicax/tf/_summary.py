@@ -14,12 +14,18 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from replicax._base import doc_pages, jax_internals, tracebacks
-from replicax._base.types import Leaf
-from replicax._tracing import context, frames, step_failures
-from replicax._variables import creators
-from replicax._variables.variable import Variable
 from replicax.tf import _profiler
+from replicax.tf._core import (
+    Leaf,
+    Variable,
+    context,
+    creators,
+    doc_pages,
+    frames,
+    jax_internals,
+    step_failures,
+    tracebacks,
+)
 from replicax.tf._host import jnp
 from replicax.tf._ops import convert_to_tensor
 from replicax.tf._types import TensorLike

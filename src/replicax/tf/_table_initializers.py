@@ -7,9 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError, NotFoundError
-from replicax._base.specs import as_dtype, dtype_name
-from replicax._data.elements import as_host
+from replicax.tf._core import InvalidArgumentError, NotFoundError, as_dtype, as_host, dtype_name
 from replicax.tf._operations import value_of
 from replicax.tf._ops import known
 from replicax.tf._types import DTypeLike, TensorLike

@@ -14,12 +14,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._base.errors import FailedPreconditionError, InvalidArgumentError
-from replicax._base.specs import as_dtype, dtype_name
-from replicax._data.elements import Probe, as_strings
-from replicax._data.ragged import RaggedTensor
-from replicax._data.sparse import SparseTensor
 from replicax.tf import _hashes
+from replicax.tf._core import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    Probe,
+    RaggedTensor,
+    SparseTensor,
+    as_dtype,
+    as_strings,
+    dtype_name,
+)
 from replicax.tf._ops import convert_to_tensor, known
 from replicax.tf._table_initializers import as_rows
 from replicax.tf._types import DTypeLike, TensorLike

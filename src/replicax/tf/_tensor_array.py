@@ -9,9 +9,7 @@ from typing import TypeAlias
 import jax
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError, OutOfRangeError
-from replicax._base.specs import TensorShape, as_dtype
-from replicax._tracing import frames
+from replicax.tf._core import InvalidArgumentError, OutOfRangeError, TensorShape, as_dtype, frames
 from replicax.tf._host import jnp
 from replicax.tf._ops import as_int, convert_to_tensor, is_known, known
 from replicax.tf._types import DTypeLike, TensorLike

@@ -11,13 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from replicax._base.indexed_slices import IndexedSlices
-from replicax._base.types import Tree
-from replicax._data.sparse import SparseTensor
-from replicax._values import DistributedValues, Mirrored, PerReplica
-from replicax._variables.variable import Variable
 from replicax.tf import _nests, _random_keys
 from replicax.tf._assertions import TensorAssertions
+from replicax.tf._core import DistributedValues, IndexedSlices, Mirrored, PerReplica, SparseTensor, Tree, Variable
 
 try:
     from absl.testing import absltest

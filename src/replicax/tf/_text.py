@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._data.elements import as_strings
-from replicax._data.ragged import RaggedTensor
 from replicax.tf import _hashes
+from replicax.tf._core import InvalidArgumentError, RaggedTensor, as_strings
 from replicax.tf._features import default_of
 from replicax.tf._ops import convert_to_tensor, known
 from replicax.tf._parse import strings_of

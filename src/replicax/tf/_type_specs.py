@@ -6,18 +6,27 @@ from typing import Any
 
 import jax
 
-from replicax._base.indexed_slices import IndexedSlices
-from replicax._base.messages import received
-from replicax._base.specs import PerReplicaSpec, TensorShape, as_dtype, dtype_name, spec_of
-from replicax._base.type_spec import TypeSpec
-from replicax._base.types import Tree
-from replicax._data.elements import Nested
-from replicax._data.iterators import DatasetIterator, Optional
-from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
-from replicax._data.sparse import SparseTensor, SparseTensorSpec
-from replicax._data.specs import DatasetSpec
-from replicax._values import PerReplica
-from replicax._variables.variable import Variable
+from replicax.tf._core import (
+    DatasetIterator,
+    DatasetSpec,
+    IndexedSlices,
+    Nested,
+    Optional,
+    PerReplica,
+    PerReplicaSpec,
+    RaggedTensor,
+    RaggedTensorSpec,
+    SparseTensor,
+    SparseTensorSpec,
+    TensorShape,
+    Tree,
+    TypeSpec,
+    Variable,
+    as_dtype,
+    dtype_name,
+    received,
+    spec_of,
+)
 from replicax.tf._ops import convert_to_tensor
 from replicax.tf._tensor_array import TensorArray
 from replicax.tf._types import DTypeLike

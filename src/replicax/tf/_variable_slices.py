@@ -10,11 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._base.types import Leaf, Tree
-from replicax._variables import array_protocol
-from replicax._variables.as_leaves import convert_dtype
-from replicax._variables.variable import Variable
+from replicax.tf._core import InvalidArgumentError, Leaf, Tree, Variable, array_protocol, convert_dtype
 from replicax.tf._ops import as_index
 from replicax.tf._types import TensorLike
 

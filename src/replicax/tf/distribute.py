@@ -6,49 +6,47 @@ import importlib as _importlib
 import types as _modules
 import typing as _typing
 
-from replicax import _rpc, partitioners
-from replicax._base.types import (
+from replicax.tf._absent import missing_from as _missing_from
+from replicax.tf._core import (
+    CentralStorageStrategy,
     CommunicationImplementation,
     CommunicationOptions,
+    CrossDeviceOps,
+    DistributedDataset,
+    DistributedIterator,
+    DistributedValues,
+    ExperimentalMultiWorkerMirroredStrategy,
+    ExperimentalTPUStrategy,
+    HierarchicalCopyAllReduce,
     InputContext,
     InputOptions,
     InputReplicationMode,
-    ReduceOp,
-    RunOptions,
-    ValueContext,
-)
-from replicax._checkpoint.preemption import PreemptionCheckpointHandler, TerminationConfig
-from replicax._cluster.preemption import PreemptionWatcher
-from replicax._collectives.cross_device_ops import (
-    CrossDeviceOps,
-    HierarchicalCopyAllReduce,
+    MirroredStrategy,
+    MultiWorkerMirroredStrategy,
     NcclAllReduce,
+    OneDeviceStrategy,
+    PreemptionCheckpointHandler,
+    PreemptionWatcher,
+    ReduceOp,
     ReductionToOneDevice,
-)
-from replicax._input.distributed_dataset import DistributedDataset
-from replicax._input.iterator import DistributedIterator
-from replicax._strategies.central_storage import CentralStorageStrategy
-from replicax._strategies.default import get_strategy
-from replicax._strategies.extended import StrategyExtended
-from replicax._strategies.mirrored import MirroredStrategy
-from replicax._strategies.multi_worker import ExperimentalMultiWorkerMirroredStrategy, MultiWorkerMirroredStrategy
-from replicax._strategies.one_device import OneDeviceStrategy
-from replicax._strategies.strategy import Strategy
-from replicax._strategies.tpu import ExperimentalTPUStrategy, TPUStrategy
-from replicax._tracing.context import (
     ReplicaContext,
+    RunOptions,
+    Strategy,
+    StrategyExtended,
+    TerminationConfig,
+    TPUStrategy,
+    ValueContext,
+    _rpc,
     experimental_set_strategy,
     get_replica_context,
+    get_strategy,
     has_strategy,
     in_cross_replica_context,
+    partitioners,
 )
-from replicax._values import DistributedValues
-from replicax.tf._absent import missing_from as _missing_from
 
 if _typing.TYPE_CHECKING:
-    from replicax import cluster_resolver, coordinator
-    from replicax._parameter_server.server import Server
-    from replicax._strategies.parameter_server import ParameterServerStrategy
+    from replicax.tf._core import ParameterServerStrategy, Server, cluster_resolver, coordinator
 
 
 class CollectiveHints:

@@ -14,8 +14,8 @@ import importlib
 import sys
 from typing import Any
 
-from replicax._base import foreign_state
 from replicax.tf import _deferred, _imports, _keras_export, _preprocessing
+from replicax.tf._core import foreign_state
 
 
 def _through_our_summaries() -> None:

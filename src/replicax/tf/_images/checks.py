@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from replicax._base.errors import InvalidArgumentError
 from replicax.tf import _host
+from replicax.tf._core import InvalidArgumentError
 from replicax.tf._ops import convert_to_tensor
 from replicax.tf._types import TensorLike
 

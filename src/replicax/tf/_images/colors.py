@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._base.specs import as_dtype
 from replicax.tf._casts import cast, saturate_cast
+from replicax.tf._core import as_dtype
 from replicax.tf._host import jnp
 from replicax.tf._images import host, jpeg
 from replicax.tf._images.checks import at_least_3d, check, compiled, require

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
-from replicax._base.specs import as_dtype
-from replicax._data.elements import Probe
+from replicax.tf._core import InvalidArgumentError, Probe, as_dtype
 from replicax.tf._images import jpeg, libraries, png_chunks
 from replicax.tf._images.jpeg import content_of
 from replicax.tf._ops import as_array, convert_to_tensor, known

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
+from replicax.tf._core import InvalidArgumentError
 from replicax.tf._host import jnp, lax
 from replicax.tf._images import host
 from replicax.tf._images.checks import check, image_of, require

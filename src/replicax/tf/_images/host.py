@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from replicax._base import host_memory
 from replicax.tf import _host
+from replicax.tf._core import host_memory
 from replicax.tf._images import kernels, libraries
 
 pool = host_memory.Pool()

@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax._base import host_memory
-from replicax._base.errors import InvalidArgumentError
-from replicax._base.specs import as_dtype
-from replicax._data.elements import Probe
+from replicax.tf._core import InvalidArgumentError, Probe, as_dtype, host_memory
 from replicax.tf._images import host, libraries
 from replicax.tf._ops import as_array, as_int, convert_to_tensor, known
 from replicax.tf._parse import strings_of

@@ -6,7 +6,7 @@ import functools
 import importlib
 from typing import Any
 
-from replicax._base import doc_pages
+from replicax.tf._core import doc_pages
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 
-from replicax._base.errors import InvalidArgumentError
+from replicax.tf._core import InvalidArgumentError
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER_BYTES = 13

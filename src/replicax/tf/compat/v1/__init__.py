@@ -6,8 +6,8 @@ import importlib as _importlib
 import types as _types
 from typing import Any
 
-from replicax._base import doc_pages
 from replicax.tf._absent import missing_from as _missing_from
+from replicax.tf._core import doc_pages
 from replicax.tf.compat.v1 import _names
 from replicax.tf.compat.v1 import distribute as distribute
 from replicax.tf.compat.v1._sessions import ConfigProto as ConfigProto

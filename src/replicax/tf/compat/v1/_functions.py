@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from replicax._base import doc_pages
-from replicax.data import TFRecordDataset
 from replicax.tf import _indexing
+from replicax.tf._core import TFRecordDataset, doc_pages
 from replicax.tf._host import jnp
 from replicax.tf._ops import convert_to_tensor
 from replicax.tf._types import TensorLike

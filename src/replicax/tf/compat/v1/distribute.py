@@ -6,9 +6,9 @@ import types as _modules
 import typing as _typing
 from typing import Any
 
-from replicax._strategies.deprecated import V1Methods as _V1Methods
-from replicax._strategies.deprecated import get_loss_reduction
 from replicax.tf import distribute as _v2
+from replicax.tf._core import V1Methods as _V1Methods
+from replicax.tf._core import get_loss_reduction
 from replicax.tf.distribute import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
@@ -28,7 +28,7 @@ from replicax.tf.distribute import (
 )
 
 if _typing.TYPE_CHECKING:
-    from replicax._cluster.resolver import ClusterResolver
+    from replicax.tf._core import ClusterResolver
 
 
 def _with_v1_methods(name: str, strategy: Any, **own: Any) -> Any:
@@ -45,7 +45,7 @@ def _init_tpu(
 
 
 def _init_parameter_servers(self: Any, cluster_resolver: ClusterResolver | None = None) -> None:
-    from replicax.cluster_resolver import TFConfigClusterResolver
+    from replicax.tf._core import TFConfigClusterResolver
 
     spec = (cluster_resolver or TFConfigClusterResolver()).cluster_spec()
     if "ps" in spec.jobs:
