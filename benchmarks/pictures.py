@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from replicax._base import charts
-from replicax._base.charts import Row, Value
-from replicax._base.drawing import Drawing
+from replicax._report import charts
+from replicax._report.charts import Row, Value
+from replicax._report.drawing import Drawing
 
 # A table of the page: a dict for each row, from the names of the columns to the cells.
 Cells = list[dict[str, str]]

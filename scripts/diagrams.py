@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from replicax._base.drawing import HUES, Bars, Circle, Drawing, Line, Rect, Shape, Text, width_of
+from replicax._report.drawing import HUES, Bars, Circle, Drawing, Line, Rect, Shape, Text, width_of
 
 WIDTH, SIZE, LINE = 440.0, 13.0, 17.0  # of a drawing, its letters and the distance of their lines
 DOCS = Path(__file__).parents[1] / "docs"
@@ -402,11 +402,11 @@ def packages(drawing: Diagram) -> None:
     """The layers of packages, and the path of a step through them."""
     layers = [
         ("what users import", "replicax.tf config data launch _commands"),
-        ("strategies, tools", "1_strategies _plan _integrations _placement _benchmark _saved_model"),
+        ("strategies, tools", "_plan _placement _benchmark 1_strategies _integrations _saved_model"),
         ("run, save, serve", "26_engine _optim _checkpoint _parameter_server _rpc _autograph"),
         ("inside a step", "3_tracing 4_collectives 5_passes 7_variables _control_flow"),
         ("data, devices", "_input _data _values _cluster"),
-        ("base, jobs", "_base _job _transport"),
+        ("base, jobs", "_base _report _job _transport"),
     ]
     y = 8.0
     for title, names in layers:

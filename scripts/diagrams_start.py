@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diagrams import Diagram, diagram
 
-from replicax._base.drawing import HUES, Bars, Circle, Line, Rect
+from replicax._report.drawing import HUES, Bars, Circle, Line, Rect
 
 CODE_LINE = 19.0  # the distance of lines of code
 

@@ -28,13 +28,13 @@ import jax.numpy as jnp
 from diagrams import DIAGRAMS
 
 import replicax as rx
-from replicax._base.drawing import Drawing
-from replicax._benchmark.picture import chart
-from replicax._benchmark.report import TIMES
 from replicax._plan import timeline as timelines
 from replicax._plan.picture import drawing_of
 from replicax._plan.report import Memory, TopologyPlan
 from replicax._plan.schedule import Event
+from replicax._report.benchmark import TIMES
+from replicax._report.benchmark_chart import chart
+from replicax._report.drawing import Drawing
 
 HERE = Path(__file__).parents[1]
 IMAGES = HERE / "docs" / "images"

@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "replicax"
 # top, with the names that users import.
 PACKAGES = (
     "_base",
+    "_report",
     "_job",
     "_transport",
     "_values",

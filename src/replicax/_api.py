@@ -18,7 +18,6 @@ from replicax._base.errors import (
     UnavailableError,
 )
 from replicax._base.indexed_slices import IndexedSlices
-from replicax._base.profiling import profile
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import (
     CommunicationImplementation,
@@ -32,7 +31,6 @@ from replicax._base.types import (
     VariableAggregation,
     VariableSynchronization,
 )
-from replicax._benchmark.report import Benchmark, Benchmarks
 from replicax._cluster.spec import ClusterSpec
 from replicax._collectives.cross_device_ops import (
     CrossDeviceOps,
@@ -47,10 +45,12 @@ from replicax._launch.function import launch
 from replicax._optim.accumulate_gradients import accumulate_gradients
 from replicax._optim.optimizer import Optimizer
 from replicax._optim.share_of_mean import share_of_mean
-from replicax._placement.placement import Placement
 from replicax._placement.step import show
 from replicax._plan.api import plan
 from replicax._plan.plans import Plan
+from replicax._report.benchmark import Benchmark, Benchmarks
+from replicax._report.placement import Placement
+from replicax._report.profiling import profile
 from replicax._strategies.default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
 from replicax._strategies.default import get_strategy
 from replicax._strategies.extended import StrategyExtended

@@ -3,7 +3,8 @@
 Public modules that use them import this module.
 """
 
-from replicax._base import foreign_state, notebooks, tracebacks
+from replicax._base import foreign_state, tracebacks
+from replicax._report import notebooks
 from replicax._strategies import default
 from replicax._tracing import autograph_switch, context, dataset_reads, frames
 from replicax._values import errors, mesh

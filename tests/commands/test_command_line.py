@@ -9,9 +9,9 @@ import shlex
 import pytest
 
 from replicax import __version__
-from replicax._base.terminal import Style
 from replicax._commands import main, table
 from replicax._commands.command_line import overview
+from replicax._report.terminal import Style
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])

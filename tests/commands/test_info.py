@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from replicax._base import environment_variables, exit_codes
-from replicax._base.terminal import Style
 from replicax._checkpoint import preemption
 from replicax._commands import main, table
 from replicax._commands.info import cluster, command, devices, settings, versions
 from replicax._commands.info.section import Section
 from replicax._job import background, process_exit
+from replicax._report.terminal import Style
 
 ROOT = Path(__file__).parents[2]
 ONE_CPU = {"platform": "cpu", "devices": [{"name": "CPU:0", "kind": "cpu", "platform": "cpu", "memory": None}],

@@ -13,10 +13,10 @@ import pytest
 from strategies import grouped, mirrored
 
 import replicax as rx
-from replicax._base.drawing import COLOURS, HUES
-from replicax._placement.data import Collective, Part, Place, PlacedArray
-from replicax._placement.placement import Placement
-from replicax._placement.text import can_show
+from replicax._report.drawing import COLOURS, HUES
+from replicax._report.placement import Placement
+from replicax._report.placement_data import Collective, Part, Place, PlacedArray
+from replicax._report.placement_text import can_show
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from replicax._base import atomic_files
 from replicax._base.quantities import size
-from replicax._base.terminal import is_terminal
 
 _STAMP = "installed"  # a file that is made last
 
@@ -104,7 +103,7 @@ class Environment:
     def _install(self) -> None:
         (self.path / _STAMP).unlink(missing_ok=True)
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        quiet = [] if is_terminal(sys.stderr) else ["--quiet"]  # on a terminal pip shows its progress
+        quiet = [] if sys.stderr and sys.stderr.isatty() else ["--quiet"]  # on a terminal pip shows its progress
         pip = [str(self._python), "-m", "pip", "--disable-pip-version-check", "install", *quiet]
         commands = [[sys.executable, "-m", "venv", "--clear", str(self.path)], [*pip, *self.packages]]
         if self.alone:

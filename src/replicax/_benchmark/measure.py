@@ -20,7 +20,6 @@ from replicax._base.messages import received
 from replicax._base.types import Tree
 from replicax._benchmark import hlo
 from replicax._benchmark import without_communication as _without_communication
-from replicax._benchmark.report import TIMES, Benchmark
 from replicax._data.dataset import Dataset
 from replicax._data.iterators import ElementIterator
 from replicax._engine import function as _function
@@ -29,6 +28,7 @@ from replicax._engine.function import Function
 from replicax._engine.signature import CallSignature
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.iterator import DistributedIterator
+from replicax._report.benchmark import TIMES, Benchmark
 from replicax._tracing import context, frames
 from replicax._tracing.context import StrategyLike
 from replicax._tracing.dataset_reads import element_arrays

@@ -13,7 +13,6 @@ import numpy as np
 from replicax._base import foreign_state, planning, specs
 from replicax._base.atomic_files import path_text
 from replicax._base.errors import CheckpointError
-from replicax._base.progress import progress
 from replicax._base.types import Leaf
 from replicax._checkpoint import lists, object_graph, report, workers
 from replicax._checkpoint.files import Path
@@ -31,6 +30,7 @@ from replicax._checkpoint.sources import Source
 from replicax._checkpoint.write import OnWritten, Positions, prepare_alone, prepare_together, take_snapshot
 from replicax._data import iterators
 from replicax._job import background
+from replicax._report.progress import progress
 from replicax._tracing import context, frames
 from replicax._variables import deferred_restore
 from replicax._variables.resource import ResourceVariable

@@ -31,9 +31,9 @@ from replicax._base.atomic_files import (
     write_record,
 )
 from replicax._base.errors import CheckpointError
-from replicax._base.progress import progress
 from replicax._base.suppress_output import without_logs
 from replicax._checkpoint import tensor_bundle
+from replicax._report.progress import progress
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp

@@ -13,7 +13,6 @@ import numpy as np
 
 from replicax._base import doc_pages
 from replicax._base.errors import InvalidArgumentError
-from replicax._base.progress import progress
 from replicax._checkpoint import files as _files
 from replicax._checkpoint import object_graph, workers
 from replicax._checkpoint.object_graph import CheckpointLeaf, Identity, Names, ObjectNode, PositionLeaf
@@ -21,6 +20,7 @@ from replicax._checkpoint.sources import POSITION, REPLICAS, VALUE, ReplicaxSour
 from replicax._checkpoint.tensor_bundle import TensorBundle
 from replicax._checkpoint.tensorflow_source import TensorFlowSource
 from replicax._input.iterator import DistributedIterator
+from replicax._report.progress import progress
 from replicax._variables import deferred_restore
 from replicax._variables.variable import Variable
 

@@ -10,8 +10,8 @@ from itertools import groupby
 
 from replicax import __version__
 from replicax._base import doc_pages
-from replicax._base.terminal import Style, has_colours, is_terminal
 from replicax._commands.table import COMMANDS, PROGRAM, find
+from replicax._report.terminal import Style, has_colours, is_terminal
 
 OPTIONS = {"--help": "show this overview", "--version": "show the version"}
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from replicax._base import doc_pages
-from replicax._base.terminal import is_terminal
+from replicax._report.terminal import is_terminal
 
 
 def parser(program: str) -> argparse.ArgumentParser:

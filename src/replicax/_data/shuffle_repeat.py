@@ -11,7 +11,6 @@ from typing import Self
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
-from replicax._base.progress import progress
 from replicax._base.types import Tree
 from replicax._data.base import Base
 from replicax._data.element_files import cached_in_file
@@ -21,6 +20,7 @@ from replicax._data.reading import CachedElements, Reading, Seeds, hands_on, ski
 from replicax._data.rows import CHUNK, RowOrder, repeat_rows, shard_rows, shuffle_rows, skip_rows, take_rows
 from replicax._data.skipping import deferred
 from replicax._data.specs import AUTOTUNE, INFINITE_CARDINALITY
+from replicax._report.progress import progress
 
 # The default number of elements that wait: one that is computed with, and one on its way.
 _PREFETCHED = 2

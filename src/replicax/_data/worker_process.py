@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 
 import jax
 
-from replicax._base import progress
 from replicax._base.types import Leaf, Tree
 from replicax._data import process_link
 from replicax._data.by_value import pickled
 from replicax._data.process_link import Lost
 from replicax._data.shared_memory import Place, Reader, new_file
+from replicax._report import progress
 
 # How many processes AUTOTUNE stands for, also for functions of `tf.data` that ask for none; 0 is for none at all.
 VARIABLE = "REPLICAX_INPUT_PROCESSES"

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from replicax._base.progress import progress
 from replicax._job import state
+from replicax._report.progress import progress
 
 _VARIABLE = "REPLICAX_LOG_COMPILES"
 _MOST = 8  # shapes that are listed

@@ -18,10 +18,11 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from replicax._base import errors, jax_internals, nest, profiling, tracebacks
+from replicax._base import errors, jax_internals, nest, tracebacks
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree
 from replicax._collectives.arithmetic import Reducible
 from replicax._collectives.reducer import Reducer
+from replicax._report import profiling
 from replicax._tracing import active_tapes, frames, undo
 from replicax._tracing import context as _context
 from replicax._tracing.context import ReplicaContext, StrategyLike

@@ -27,7 +27,7 @@ from typing import Any, TypeGuard
 
 import jax
 
-from replicax._base import jax_internals, profiling, tracebacks
+from replicax._base import jax_internals, tracebacks
 from replicax._base.messages import received, shown
 from replicax._base.types import Tree
 from replicax._engine import modes, multi_step, step_hints
@@ -35,6 +35,7 @@ from replicax._engine.concrete_function import ConcreteFunction
 from replicax._engine.program import Program
 from replicax._engine.programs import Programs
 from replicax._engine.signature import CallSignature, arguments_of, bind_declared, check_declared
+from replicax._report import profiling
 from replicax._tracing import autograph_switch, frames
 from replicax._tracing.dataset_reads import Abort, DrivenFromHost, RunEagerly, push_back
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from replicax._base import array_conversion, nest, profiling
+from replicax._base import array_conversion, nest
 from replicax._base.errors import OutOfRangeError
 from replicax._base.types import Leaf, Tree
 from replicax._data import calls
+from replicax._report import profiling
 from replicax._tracing import autograph_switch, frames, undo
 from replicax._tracing.dataset_reads import Abort, given_back
 

@@ -11,7 +11,6 @@ from typing import TypeAlias
 import jax
 
 from replicax._base import foreign_state, tracebacks
-from replicax._base.progress import progress
 from replicax._base.types import Leaf, Tree
 from replicax._engine import general_trace, modes, multi_step, turns
 from replicax._engine.compile_log import CompileNote
@@ -22,6 +21,7 @@ from replicax._engine.trace_function import Tracing
 from replicax._engine.trace_log import TraceLog
 from replicax._engine.uneven_policy import UnevenCalls
 from replicax._passes import nan_checks
+from replicax._report.progress import progress
 from replicax._tracing import autograph_switch, frames
 from replicax._tracing.dataset_reads import (
     Abort,

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.core import Trace
 
-from replicax._base import array_conversion, jax_internals, nest, profiling, signatures, tracebacks
+from replicax._base import array_conversion, jax_internals, nest, signatures, tracebacks
 from replicax._base.indexed_slices import IndexedSlices, dynamic_arrays
 from replicax._base.messages import shown
 from replicax._base.optimizing import optimizes_programs
@@ -31,6 +31,7 @@ from replicax._passes import (
     uneven_replicas,
 )
 from replicax._passes.row_dims import Rows, Sizes
+from replicax._report import profiling
 from replicax._tracing import context as _context
 from replicax._tracing import frames
 from replicax._tracing.context import ReplicaContext, StrategyLike

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from replicax._base import doc_pages, jax_internals, progress, suppress_output
+from replicax._base import doc_pages, jax_internals, suppress_output
 from replicax._base.errors import JobError
 from replicax._job import background, process_exit, state
 from replicax._job import preflight as _preflight
@@ -27,6 +27,7 @@ from replicax._job.coordinator import Coordinator
 from replicax._job.diagnosis import Peer
 from replicax._job.monitor import Member, Monitor
 from replicax._job.state import Job
+from replicax._report import progress
 
 _EVERY_INTERFACE = ("0.0.0.0", "::")
 _PORT = "REPLICAX_COORDINATION_PORT"

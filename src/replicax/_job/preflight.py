@@ -19,7 +19,6 @@ import jax
 
 from replicax._base import doc_pages
 from replicax._base.errors import JobError
-from replicax._base.progress import progress
 from replicax._base.version import __version__
 from replicax._job import command_lines, process_exit
 from replicax._job.channel import (
@@ -36,6 +35,7 @@ from replicax._job.channel import (
 )
 from replicax._job.diagnosis import odd_ones
 from replicax._job.state import Job
+from replicax._report.progress import progress
 
 _AT_ONCE = 64
 _TEXT = 10_000  # characters of a refusal

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from replicax._base import program_arguments, tensorflow_programs, terminal
+from replicax._base import program_arguments, tensorflow_programs
 from replicax._base.errors import JobError
 from replicax._job.channel import parse
 from replicax._job.command_lines import JOB_ID, default_job_id
@@ -18,6 +18,7 @@ from replicax._launch._environment import LaunchError, check_open_files
 from replicax._launch._launcher import TASK_RESTARTS, Launcher, Plan
 from replicax._launch._leader import offers
 from replicax._launch._output import Screen
+from replicax._report import terminal
 
 _DESCRIPTION = """\
 Start the same program as several workers of one job, and act as one with them: TF_CONFIG is set for each, their output

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from replicax._base.terminal import has_colours
+from replicax._report.terminal import has_colours
 
 # Bytes without the end of a line that are held before they are shown as a line.
 LONGEST_LINE = 1 << 20

@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 from replicax._base import tracebacks
 from replicax._base.errors import JobError
 from replicax._base.messages import received
-from replicax._base.terminal import has_colours, is_terminal
 from replicax._job.command_lines import JOB_ID
 from replicax._launch import _function_job, _guard
+from replicax._report.terminal import has_colours, is_terminal
 from replicax._transport.errors import recalled
 
 _Result = TypeVar("_Result")

@@ -12,7 +12,7 @@ from jax.sharding import Sharding
 
 from replicax._base import devices as _devices
 from replicax._base.errors import InvalidArgumentError
-from replicax._placement.data import HOST, Part, Place, PlacedArray
+from replicax._report.placement_data import HOST, Part, Place, PlacedArray
 from replicax._values import ReplicaMesh
 
 

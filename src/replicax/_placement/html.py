@@ -8,7 +8,7 @@ from replicax._base import quantities
 from replicax._base.errors import InvalidArgumentError
 from replicax._placement.arrays import Places
 from replicax._placement.find import arrays_in
-from replicax._placement.placement import Placement
+from replicax._report.placement import Placement
 from replicax._tracing import frames
 from replicax._values import Mirrored, PerReplica
 from replicax._variables.variable import Variable

@@ -20,9 +20,9 @@ from replicax._engine.program import Program
 from replicax._engine.program_inputs import meshes_of
 from replicax._engine.signature import CallSignature
 from replicax._placement.arrays import Places
-from replicax._placement.data import Collective, PlacedArray, titled
 from replicax._placement.find import arrays_in
-from replicax._placement.placement import Placement
+from replicax._report.placement import Placement
+from replicax._report.placement_data import Collective, PlacedArray, titled
 from replicax._tracing import context, frames
 from replicax._variables.variable import Variable
 

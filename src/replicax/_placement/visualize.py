@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from replicax._base.types import Tree
 from replicax._placement.arrays import Places
-from replicax._placement.data import titled
 from replicax._placement.find import arrays_in, checked
-from replicax._placement.placement import Placement
+from replicax._report.placement import Placement
+from replicax._report.placement_data import titled
 from replicax._tracing import context, frames
 from replicax._tracing.context import StrategyLike
 

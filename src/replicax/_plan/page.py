@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from replicax._base.charts import number, steps
-from replicax._base.drawing import COLOURS
 from replicax._base.quantities import number as count_of
 from replicax._base.quantities import seconds, size
 from replicax._plan import timeline
 from replicax._plan.report import TopologyPlan
 from replicax._plan.schedule import Event
 from replicax._plan.timeline import COMPUTATION, Bar, Lane
+from replicax._report.charts import number, steps
+from replicax._report.drawing import COLOURS
 
 _ZOOMS = (1, 4, 16)
 _SHORT = 1 / 2000 / _ZOOMS[-1]  # of the step: half a pixel of a wide window at the largest zoom

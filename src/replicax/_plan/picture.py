@@ -6,13 +6,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from replicax._base import charts, drawing
-from replicax._base.charts import Chart, Row, Value
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.planning import PlanError
 from replicax._base.quantities import seconds, size
 from replicax._plan import page, timeline
 from replicax._plan.report import TopologyPlan
+from replicax._report import charts, drawing
+from replicax._report.charts import Chart, Row, Value
 
 _PARTS = {
     "variables": "variables",

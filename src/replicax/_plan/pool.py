@@ -9,12 +9,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from replicax._base import jax_internals
-from replicax._base.progress import progress
 from replicax._plan import apart
 from replicax._plan.chips import Topology
 from replicax._plan.exports import Lowered, arrange, layout
 from replicax._plan.options import TIME_LIMIT
 from replicax._plan.report import TopologyPlan, report
+from replicax._report.progress import progress
 
 
 @dataclass(frozen=True)

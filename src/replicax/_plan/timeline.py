@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from replicax._base.charts import Chart, steps
-from replicax._base.drawing import Bars, Line, Rect, Text, width_of
 from replicax._base.quantities import seconds
 from replicax._plan.schedule import Event
+from replicax._report.charts import Chart, steps
+from replicax._report.drawing import Bars, Line, Rect, Text, width_of
 
 # Words and colours of the kinds of computation. Every other kind of event is a collective.
 COMPUTATION = {

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from replicax._base import foreign_state, nest, tracebacks
 from replicax._base.indexed_slices import dense
-from replicax._base.progress import is_wanted, progress
 from replicax._base.types import (
     InputContext,
     InputOptions,
@@ -23,10 +22,11 @@ from replicax._base.types import (
     as_reduce_op,
     check_reduction_axis,
 )
-from replicax._benchmark.report import Benchmark
 from replicax._data import calls
 from replicax._engine.function import is_function
-from replicax._placement.placement import Placement
+from replicax._report.benchmark import Benchmark
+from replicax._report.placement import Placement
+from replicax._report.progress import is_wanted, progress
 from replicax._strategies.deprecated import OlderMethods
 from replicax._strategies.extended import StrategyExtended
 from replicax._strategies.logical_devices import LayoutMethods

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._base import jax_internals, nest, pickling
-from replicax._base.notebooks import Displayed
 from replicax._base.types import Leaf
+from replicax._report.notebooks import Displayed
 from replicax._values import errors
 from replicax._values.arrays import filled, is_array, is_numeric, largest_of, part_of
 from replicax._values.forms import Counted, Form, Kind, Padded, Parts, Replicated, RowCounts, Shape, Stacked, Traced

@@ -23,7 +23,6 @@ from replicax._base import array_text, devices, nest, planning
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.living import Living
-from replicax._base.notebooks import Displayed
 from replicax._base.specs import SINGLE_DTYPES, TensorShape
 from replicax._base.types import (
     Leaf,
@@ -32,6 +31,7 @@ from replicax._base.types import (
     VariableSynchronization,
     as_variable_option,
 )
+from replicax._report.notebooks import Displayed
 from replicax._tracing import active_tapes, context, frames, lost_values, step_failures
 from replicax._values import Mirrored, PerReplica, ReplicaMesh
 from replicax._variables import creators, deferred_restore

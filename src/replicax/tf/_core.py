@@ -43,7 +43,6 @@ from replicax._base.host_memory import Pool
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.jaxprs import equations
 from replicax._base.messages import received, shown
-from replicax._base.profiling import profile
 from replicax._base.specs import PerReplicaSpec, TensorShape, TensorSpec, as_dtype, dtype_name, spec_of
 from replicax._base.type_spec import TypeSpec
 from replicax._base.types import (
@@ -106,6 +105,7 @@ from replicax._engine import modes
 from replicax._engine.function import Function, function, is_function
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.iterator import DistributedIterator
+from replicax._report.profiling import profile
 from replicax._strategies.central_storage import CentralStorageStrategy
 from replicax._strategies.default import get_strategy
 from replicax._strategies.deprecated import V1Methods, get_loss_reduction

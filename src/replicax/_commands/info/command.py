@@ -9,10 +9,10 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from replicax._base import terminal
-from replicax._base.terminal import Style, has_colours, is_terminal
 from replicax._commands.info import cluster, devices, settings, versions
 from replicax._commands.info.section import Section
+from replicax._report import terminal
+from replicax._report.terminal import Style, has_colours, is_terminal
 
 _DESCRIPTION = """\
 Show what replicax has to work with: versions, the devices that JAX finds, the libraries of the extras, the cluster that

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from replicax._base.drawing import HUES, Circle, Drawing, Line, Rect, Text, width_of
+from replicax._report.drawing import HUES, Circle, Drawing, Line, Rect, Text, width_of
 
 Range: TypeAlias = tuple[float, float]
 _MARGIN = 20.0

@@ -13,7 +13,7 @@ import pytest
 from strategies import WORKERS, mirrored, over, per_replica, replica_id
 
 import replicax as rx
-from replicax._base import profiling
+from replicax._report import profiling
 
 
 def training(strategy):

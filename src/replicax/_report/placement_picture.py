@@ -9,10 +9,10 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from replicax._base.drawing import HUES, Circle, Drawing, Line, Rect, Shape, Text, shortened, width_of
 from replicax._base.quantities import size
-from replicax._placement import text as in_text
-from replicax._placement.data import Collective, Index, Part, Place, PlacedArray, PlacementData
+from replicax._report import placement_text as in_text
+from replicax._report.drawing import HUES, Circle, Drawing, Line, Rect, Shape, Text, shortened, width_of
+from replicax._report.placement_data import Collective, Index, Part, Place, PlacedArray, PlacementData
 
 _MOST_ARRAYS = 16
 _MOST_COLLECTIVES = 12

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from replicax._placement import picture, text
-from replicax._placement.data import PlacedArray, PlacementData
+from replicax._report import placement_picture, placement_text
+from replicax._report.placement_data import PlacedArray, PlacementData
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,7 +66,7 @@ class Placement(PlacementData):
         <BLANKLINE>
         16 B on all devices together
         """
-        return text.text(self, width, arrays, lines)
+        return placement_text.text(self, width, arrays, lines)
 
     def __str__(self) -> str:
         return self.text()
@@ -80,7 +80,7 @@ class Placement(PlacementData):
         >>> rx.OneDeviceStrategy("GPU:0").visualize(jnp.ones(3)).svg()[:4]
         '<svg'
         """
-        return picture.drawing(self).svg()
+        return placement_picture.drawing(self).svg()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the picture to a file.
@@ -99,7 +99,7 @@ class Placement(PlacementData):
         >>> os.path.exists(path)
         True
         """
-        picture.drawing(self).save(path)
+        placement_picture.drawing(self).save(path)
 
     def _repr_html_(self) -> str:
         return f'<div style="overflow-x: auto">{self.svg()}</div>'

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from replicax._base.quantities import size
-from replicax._placement.data import Collective, Place, PlacedArray, PlacementData
+from replicax._report.placement_data import Collective, Place, PlacedArray, PlacementData
 
 GROUPS = {"input": "inputs", "variable": "variables"}
 _MOST_DEVICES = 16  # that are shown; further ones are alike

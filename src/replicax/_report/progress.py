@@ -20,8 +20,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from replicax._base.notebooks import is_notebook
-from replicax._base.terminal import has_colours, is_terminal
+from replicax._report.notebooks import is_notebook
+from replicax._report.terminal import has_colours, is_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console

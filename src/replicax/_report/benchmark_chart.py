@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from replicax._base import charts
-from replicax._base.charts import Chart, Row, Value
+from replicax._report import charts
+from replicax._report.charts import Chart, Row, Value
 
 
 class Figures(Protocol):

@@ -8,8 +8,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from replicax._base.charts import Chart
-from replicax._benchmark import picture
+from replicax._report import benchmark_chart
+from replicax._report.charts import Chart
 
 TIMES = {
     "step": "a step",
@@ -175,7 +175,7 @@ class Benchmarks:
         return self._chart().svg()
 
     def _chart(self) -> Chart:
-        return picture.chart(self._title(), self._names(), self.figures)
+        return benchmark_chart.chart(self._title(), self._names(), self.figures)
 
     def _title(self) -> str:
         return ", ".join(dict.fromkeys([*(one.step for one in self.figures), *(one.strategy for one in self.figures)]))

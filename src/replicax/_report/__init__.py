@@ -1,0 +1,1 @@
+"""What replicax shows: charts, drawings, progress, and the results of benchmarks and placements."""
