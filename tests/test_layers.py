@@ -33,10 +33,10 @@ PACKAGES = (
     "_optim",
     "_saved_model",
     "_export",
-    "_benchmark",
-    "_placement",
     "_integrations",
     "_strategies",
+    "_benchmark",
+    "_placement",
     "_plan",
     "_launch",
 )
@@ -164,6 +164,7 @@ def test_a_hook_that_is_not_registered_is_named_in_the_error(run_python):
         from replicax._tracing import autograph_switch
         from replicax._tracing import dataset_reads
         from replicax._base import foreign_state
+        from replicax._strategies import tools
 
         assert list(Dataset.range(3).as_numpy_iterator()) == [0, 1, 2]  # which needs nothing of the others
 
@@ -178,6 +179,7 @@ def test_a_hook_that_is_not_registered_is_named_in_the_error(run_python):
         missed(context.get_strategy, "The default strategy")
         missed(lambda: dataset_reads.reading_by(id).__enter__(), "The reading of datasets by compiled functions")
         missed(foreign_state.join, "The joining of Keras and Flax NNX")
+        missed(lambda: tools.find("benchmark"), "The function of Strategy.benchmark")
         if autograph_switch.available():
             missed(lambda: autograph_switch.call(True, id, (), {}), "AutoGraph's converter")
 

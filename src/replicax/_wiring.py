@@ -3,9 +3,13 @@
 Public modules that use them import this module.
 """
 
+from typing import Any
+
 from replicax._base import foreign_state, tracebacks
 from replicax._report import notebooks
-from replicax._strategies import default
+from replicax._report.benchmark import Benchmark
+from replicax._report.placement import Placement
+from replicax._strategies import default, tools
 from replicax._tracing import autograph_switch, context, dataset_reads, frames
 from replicax._values import errors, mesh
 
@@ -34,7 +38,21 @@ def _to_html(value: object) -> tuple[str, str] | None:
     return html.to_html(value)
 
 
+def _benchmark(*arguments: Any) -> Benchmark:
+    from replicax._benchmark import measure  # which few programs need
+
+    return measure.benchmark(*arguments)
+
+
+def _visualize(*arguments: Any) -> Placement:
+    from replicax._placement import visualize  # which few programs need
+
+    return visualize.visualize(*arguments)
+
+
 notebooks.set_to_html(_to_html)
+tools.plug_in("benchmark", _benchmark)
+tools.plug_in("visualize", _visualize)
 context.set_default_context(default._DefaultReplicaContext(default._DefaultDistributionStrategy(), 0))
 autograph_switch.set_converter(_converter)
 tracebacks.set_advice(autograph_switch.advise)

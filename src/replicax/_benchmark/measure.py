@@ -11,7 +11,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -29,16 +29,9 @@ from replicax._engine.signature import CallSignature
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.iterator import DistributedIterator
 from replicax._report.benchmark import TIMES, Benchmark
+from replicax._strategies.strategy import Strategy
 from replicax._tracing import context, frames
-from replicax._tracing.context import StrategyLike
 from replicax._tracing.dataset_reads import element_arrays
-
-
-class Strategy(StrategyLike, Protocol):
-    """A strategy that distributes datasets."""
-
-    def experimental_distribute_dataset(self, dataset: Dataset) -> DistributedDataset:
-        """Returns the dataset distributed over the replicas."""
 
 
 def benchmark(strategy: Strategy, step: Callable[..., Tree], batch: Tree, rounds: int, steps: int) -> Benchmark:

@@ -27,6 +27,7 @@ from replicax._engine.function import is_function
 from replicax._report.benchmark import Benchmark
 from replicax._report.placement import Placement
 from replicax._report.progress import is_wanted, progress
+from replicax._strategies import tools
 from replicax._strategies.deprecated import OlderMethods
 from replicax._strategies.extended import StrategyExtended
 from replicax._strategies.logical_devices import LayoutMethods
@@ -359,9 +360,8 @@ class Strategy(LayoutMethods, OlderMethods):
                               2 replicas
         a step                ...
         """
-        from replicax._benchmark import measure  # which few programs need
-
-        return measure.benchmark(self, step, batch, rounds, steps)
+        figures: Benchmark = tools.find("benchmark")(self, step, batch, rounds, steps)
+        return figures
 
     @tracebacks.boundary
     def visualize(self, value: Tree) -> Placement:
@@ -400,9 +400,8 @@ class Strategy(LayoutMethods, OlderMethods):
         >>> placement["table"].parts["GPU:1"].index, placement.bytes
         ((slice(500, 1000, None), slice(0, 8, None)), {'GPU:0': 16000, 'GPU:1': 16000})
         """
-        from replicax._placement import visualize  # which few programs need
-
-        return visualize.visualize(self, value)
+        placement: Placement = tools.find("visualize")(self, value)
+        return placement
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._extended._device_text()})"
