@@ -184,7 +184,7 @@ plan:
 	@$(MAKE) --no-print-directory $(PLAN_GPU)/.installed \
 	    || echo "The compiler for GPUs does not install on '$(PYTHON)': nothing is compiled for them."
 
-lint: $(TEST)/.installed  ## check style, format and types; list what is over the budget of lines
+lint: $(TEST)/.installed  ## check style, format, types, and the sizes of modules, functions and classes
 	$(TEST)/bin/ruff check .
 	$(TEST)/bin/ruff format --check .
 	$(TEST)/bin/mypy --num-workers 2
