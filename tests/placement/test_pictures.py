@@ -144,37 +144,15 @@ def test_colours_can_be_told_from_the_page(mode):
     assert f".f-ink{{fill:{COLOURS['ink'][mode]}}}" in svg and "prefers-color-scheme: dark" in svg
 
 
-def test_files_have_the_format_of_their_ending(tmp_path):
-    pytest.importorskip("matplotlib")
+def test_a_picture_is_an_svg_file(tmp_path):
     placement = placement_of(2, 1, [Collective("all-reduce", ("float32[4]",), 16, (("GPU:0", "GPU:1"),))])
     placement.save(tmp_path / "a.svg")
-    placement.save(tmp_path / "a.png")
     ET.parse(tmp_path / "a.svg")
-    assert (tmp_path / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    with pytest.raises(rx.InvalidArgumentError, match="cannot have the ending '.text'. Use '.svg'"):
-        placement.save(tmp_path / "a.text")
+    for name in ("a.png", "a"):
+        with pytest.raises(rx.InvalidArgumentError, match=r"cannot have the ending '(.png)?'. Use '.svg'"):
+            placement.save(tmp_path / name)
     with pytest.raises(rx.InvalidArgumentError, match="There is no folder"):
         placement.save(tmp_path / "missing" / "a.svg")
-
-
-def test_svg_needs_no_matplotlib(run_well, tmp_path):
-    run_well(f"""
-        import sys
-        sys.modules["matplotlib"] = None
-        import importlib.util
-        real = importlib.util.find_spec
-        importlib.util.find_spec = lambda name, *args: None if name == "matplotlib" else real(name, *args)
-        import jax.numpy as jnp, replicax as rx
-        strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
-        placement = strategy.visualize(jnp.ones(3))
-        placement.save(r"{tmp_path}/a.svg")
-        try:
-            placement.save(r"{tmp_path}/a.png")
-        except ImportError as error:
-            assert "needs matplotlib: pip install" in str(error), error
-        else:
-            raise AssertionError("nothing said that matplotlib is missing")
-    """)
 
 
 def test_notebooks_show_the_picture():

@@ -179,9 +179,3 @@ def test_other_endings_are_refused(tmp_path):
             picture.check(tmp_path / name)
     with pytest.raises(PlanError, match="There is no folder .*none"):
         picture.check(tmp_path / "none" / "step.html")
-
-
-def test_a_timeline_can_be_a_picture_of_matplotlib(tmp_path):
-    pytest.importorskip("matplotlib")
-    plan_of(EVENTS).draw(tmp_path / "step.png")
-    assert (tmp_path / "step.png").read_bytes()[:4] == b"\x89PNG"

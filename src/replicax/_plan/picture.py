@@ -29,8 +29,8 @@ _PAGE = ".html"
 def check(path: str | os.PathLike[str]) -> None:
     """Raises `PlanError` if no picture can be written to this file."""
     try:
-        drawing.check(path, [_PAGE])
-    except (InvalidArgumentError, ImportError) as error:
+        drawing.check(path, [".svg", _PAGE])
+    except InvalidArgumentError as error:
         raise PlanError(f"The plan cannot be drawn to {path}: {error}") from None
 
 

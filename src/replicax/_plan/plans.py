@@ -80,8 +80,11 @@ class Plan:
         Topologies of CPU devices have none.
 
         Args:
-            path: the file. With the ending ".svg" it needs no library. ".html" is a page that names an
-                operation when you point at its bar; it needs none, either. ".png" and others need matplotlib.
+            path: the file, with the ending ".svg", or ".html" for a page that names an operation when you point at its
+                bar.
+
+        Raises:
+            PlanError: the file has another ending, or there is no such folder.
 
         >>> import os, tempfile, jax.numpy as jnp, replicax as rx
         >>> path = tempfile.mkdtemp() + "/plan.svg"

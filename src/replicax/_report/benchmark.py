@@ -151,15 +151,13 @@ class Benchmarks:
         return {"figures": [one.as_dict() for one in self.figures]}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a picture to a file: a bar for each step, whose parts add up to it, and the spread at its end.
+        """Write a picture to an SVG file: a bar for each step, whose parts add up to it, and the spread at its end.
 
         Args:
-            path: the file. With the ending ".svg" it needs no library, with ".png" and others of matplotlib's it needs
-                matplotlib.
+            path: the file, with the ending ".svg".
 
         Raises:
-            InvalidArgumentError: nothing can write a file with that ending.
-            ImportError: matplotlib is not installed.
+            InvalidArgumentError: the file has another ending than ".svg", or there is no such folder.
 
         >>> import os, tempfile, jax.numpy as jnp, replicax as rx
         >>> path, strategy = tempfile.mkdtemp() + "/steps.svg", rx.OneDeviceStrategy("cpu:0")

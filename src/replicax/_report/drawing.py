@@ -1,19 +1,17 @@
-"""Drawings of rectangles, lines and texts: as SVG, which needs no library, or through matplotlib.
+"""Drawings of rectangles, lines and texts, as SVG.
 
 Colours have names, for each of which there is one on light pages and one on dark pages.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from replicax._base import doc_pages
 from replicax._base.errors import InvalidArgumentError
 
 # On light and on dark pages.
@@ -142,17 +140,13 @@ class Drawing:
         return "\n".join([head, *words, f"<style>{_style(self.shapes)}</style>", *body, "</svg>"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the drawing to a file, in the format that its ending names.
+        """Write the drawing to an SVG file.
 
         Raises:
-            InvalidArgumentError: there is no such format, or no such folder.
-            ImportError: the format needs matplotlib, which is not installed.
+            InvalidArgumentError: the file has another ending than ".svg", or there is no such folder.
         """
         check(path)
-        if Path(path).suffix.lower() == ".svg":
-            Path(path).write_text(self.svg() + "\n", encoding="utf-8")
-        else:
-            self._figure().savefig(path, dpi=144)
+        Path(path).write_text(self.svg() + "\n", encoding="utf-8")
 
     def put_below(self, other: Drawing) -> None:
         """Adds the shapes of another drawing below those of this one."""
@@ -165,57 +159,22 @@ class Drawing:
         self.description = f"{self.description} {other.title}. {other.description}"
         self.width, self.height = max(self.width, other.width), self.height + other.height
 
-    def _figure(self) -> Any:
-        from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(self.width / 72, self.height / 72), facecolor=_light("page"))
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set_xlim(0, self.width)
-        axes.set_ylim(self.height, 0)
-        axes.set_axis_off()
-        for shape in self.shapes:
-            _plot(axes, shape)
-        return figure
-
-
-def check(path: str | os.PathLike[str], extra: Sequence[str] = ()) -> None:
-    """Checks that a drawing can be written to a file.
-
-    Args:
-        path: the file.
-        extra: further endings; the caller writes such files.
-
-    Raises:
-        InvalidArgumentError: there is no such format, or no such folder.
-        ImportError: the format needs matplotlib, which is not installed.
-    """
+def check(path: str | os.PathLike[str], endings: Sequence[str] = (".svg",)) -> None:
+    """Raise `InvalidArgumentError` if there is no folder for a picture, or it has none of these endings."""
     kind = Path(path).suffix
     if not Path(path).parent.is_dir():
         raise InvalidArgumentError(f"There is no folder {Path(path).parent} to write {Path(path).name} to.")
-    plain = [".svg", *extra]
-    if kind.lower() in plain:
-        return
-    named = " or ".join(repr(ending) for ending in plain)
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ImportError(
-            f"A picture with the ending {kind!r} needs matplotlib: {doc_pages.install('plan')}. One with the ending "
-            f"{named} needs no library."
-        )
-    from matplotlib.figure import Figure
-
-    known = Figure().canvas.get_supported_filetypes()
-    if kind.removeprefix(".").lower() not in known:
+    if kind.lower() not in endings:
+        names = " or ".join(map(repr, endings))
         raise InvalidArgumentError(
-            f"A picture cannot have the ending {kind!r}. Use {named}, or one of {', '.join(known)}."
+            f"A picture cannot have the ending {kind!r}. Use {names}; browsers show such files, and tools such as "
+            "rsvg-convert make PNG or PDF of an SVG file."
         )
 
 
 def _n(number: float) -> str:
     return f"{number:.1f}".removesuffix(".0")
-
-
-def _light(name: str | None) -> str:
-    return COLOURS[name][0] if name else "none"
 
 
 def _style(shapes: Sequence[Shape]) -> str:
@@ -274,33 +233,3 @@ def _arrow_head(line: Line) -> list[tuple[float, float]]:
     back = x1 - dx * long, y1 - dy * long
     end = x1 + dx, y1 + dy
     return [end, (back[0] - dy * wide, back[1] + dx * wide), (back[0] + dy * wide, back[1] - dx * wide)]
-
-
-def _plot(axes: Any, shape: Shape) -> None:
-    from matplotlib.patches import Circle as Disc
-    from matplotlib.patches import FancyBboxPatch, Polygon
-
-    if isinstance(shape, Rect):
-        corner = f"round,pad=0,rounding_size={shape.radius}" if shape.radius else "square,pad=0"
-        style = "--" if shape.dashed else "-"
-        axes.add_patch(
-            FancyBboxPatch(
-                (shape.x, shape.y), shape.width, shape.height, boxstyle=corner, linestyle=style,
-                facecolor=_light(shape.fill), edgecolor=_light(shape.stroke), linewidth=1,
-            )
-        )  # fmt: skip
-    elif isinstance(shape, Bars):
-        axes.broken_barh(shape.spans, (shape.y, shape.height), facecolor=_light(shape.fill), linewidth=0)
-    elif isinstance(shape, Circle):
-        axes.add_patch(Disc((shape.x, shape.y), shape.radius, facecolor=_light(shape.fill)))
-    elif isinstance(shape, Line):
-        style = "--" if shape.dashed else "-"
-        axes.plot(*zip(*shape.points), color=_light(shape.stroke), linewidth=shape.width, linestyle=style)
-        if shape.arrow:
-            axes.add_patch(Polygon(_arrow_head(shape), facecolor=_light(shape.stroke)))
-    else:
-        axes.text(
-            shape.x, shape.y, shape.text.replace("$", r"\$"), fontsize=shape.size * 0.92, color=_light(shape.fill),
-            ha={"start": "left", "middle": "center", "end": "right"}[shape.anchor], va="baseline",
-            fontweight="bold" if shape.bold else "normal", family="monospace" if shape.mono else "sans-serif",
-        )  # fmt: skip

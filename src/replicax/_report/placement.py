@@ -83,15 +83,13 @@ class Placement(PlacementData):
         return placement_picture.drawing(self).svg()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the picture to a file.
+        """Write the picture to an SVG file.
 
         Args:
-            path: the file. With the ending ".svg" it needs no library, with ".png" and others of matplotlib's it needs
-                matplotlib.
+            path: the file, with the ending ".svg".
 
         Raises:
-            InvalidArgumentError: nothing can write a file with that ending.
-            ImportError: matplotlib is not installed.
+            InvalidArgumentError: the file has another ending than ".svg", or there is no such folder.
 
         >>> import os, tempfile, jax.numpy as jnp, replicax as rx
         >>> path = tempfile.mkdtemp() + "/placement.svg"
