@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import measured_charts
+
 from replicax._report import charts
 from replicax._report.charts import Row, Value
 from replicax._report.drawing import Drawing
@@ -65,7 +67,7 @@ def step(tables: dict[str, Cells], replicas: str | None = None) -> Drawing:
         + " and ".join(cells[column].partition(" ")[0] for column in columns.values())
         for cells in steps
     )
-    return charts.points(
+    return measured_charts.points(
         "Time of a training step with replicax",
         f"The ratio to the best program by hand and to TensorFlow, by model and number of replicas: {said}.",
         "ratio of times; left of 1, replicax is faster; lines: the middle half of the rounds",
@@ -94,7 +96,7 @@ def first(tables: dict[str, Cells]) -> Drawing:
     series: dict[str, list[tuple[float, float]]] = {}
     for cells in tables["first_steps"]:
         series.setdefault(cells["contender"], []).append((float(cells["replicas"]), float(cells["s"])))
-    return charts.lines(
+    return measured_charts.lines(
         "Time to the first step, in a fresh process",
         f"Seconds by the number of replicas: {_said(series)}.",
         ("replicas", "seconds"),
@@ -110,7 +112,7 @@ def variables(tables: dict[str, Cells]) -> Drawing:
         for name in ("replicax", "one variable", "by hand", "by hand, packed"):
             if int(cells["replicas"]) == most:
                 series.setdefault(name, []).append((float(cells["variables"]), float(cells[name])))
-    return charts.lines(
+    return measured_charts.lines(
         f"A call with many variables, on {most} replicas",
         f"Microseconds by the number of variables: {_said(series)}.",
         ("variables", "µs"),

@@ -32,8 +32,7 @@ from replicax._plan import timeline as timelines
 from replicax._plan.picture import drawing_of
 from replicax._plan.report import Memory, TopologyPlan
 from replicax._plan.schedule import Event
-from replicax._report.benchmark import TIMES
-from replicax._report.benchmark_chart import chart
+from replicax._report.benchmark import TIMES, chart
 from replicax._report.drawing import Drawing
 
 HERE = Path(__file__).parents[1]

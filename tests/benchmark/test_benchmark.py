@@ -15,7 +15,7 @@ from strategies import mirrored, one_device, over, per_replica
 import replicax as rx
 from replicax._benchmark import hlo, without_communication
 from replicax._engine import modes
-from replicax._report import benchmark_chart
+from replicax._report import benchmark as report
 from replicax._values import AXIS
 
 SUM = rx.VariableAggregation.SUM
@@ -284,16 +284,14 @@ def figures_of(**changed):
 
 
 def test_the_parts_of_a_bar_add_up_to_the_step_and_its_end_shows_the_spread():
-    step, wait = benchmark_chart._rows("2 replicas", figures_of())
+    step, wait = report.bars_of("2 replicas", figures_of())
     parts = list(step.values.values())
     assert sum(part.value for part in parts) == pytest.approx(10)
     assert parts[0].range is None and parts[-1].range == pytest.approx((9, 11))
     assert wait.values["input wait"].value == 2 and wait.values["input wait"].range is None
-    (alone,) = benchmark_chart._rows("2 replicas", figures_of(communication=None, compute=None, input=None))
+    (alone,) = report.bars_of("2 replicas", figures_of(communication=None, compute=None, input=None))
     assert {name: value.value for name, value in alone.values.items()} == {"compute and communication": 10}
-    more = benchmark_chart._rows("2 replicas", figures_of(communication=0.011, compute=0.0))[
-        0
-    ]  # by rounding of medians
+    more = report.bars_of("2 replicas", figures_of(communication=0.011, compute=0.0))[0]  # by rounding of medians
     assert sum(part.value for part in more.values.values()) == pytest.approx(10)
 
 

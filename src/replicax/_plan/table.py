@@ -9,6 +9,7 @@ from replicax._base.quantities import number, seconds, size
 from replicax._benchmark.hlo_collectives import Collective
 from replicax._plan import chips
 from replicax._plan.report import Memory, TopologyPlan
+from replicax._report.columns import columns
 
 _PREALLOCATED = 0.75  # the share of a GPU's memory that JAX takes by default
 _LISTED = 10  # collectives of each topology, the largest first
@@ -26,13 +27,8 @@ def text(step: str, plans: Sequence[TopologyPlan]) -> str:
     rows += _memory_rows(plans)
     rows += _collective_rows(plans)
     rows += _time_rows(plans)
-    width = max(len(name) for name, _ in rows)
-    columns = [max(len(cells[i]) for _, cells in rows if cells) for i in range(len(plans))]
-    lines = [
-        "  ".join([name.ljust(width), *(cell.rjust(wide) for cell, wide in zip(cells, columns))]).rstrip()
-        for name, cells in rows
-    ]
-    lines.insert(1, "-" * (width + sum(wide + 2 for wide in columns)))
+    first, *others = [[name, *cells] for name, cells in rows]
+    lines = columns([first, None, *others], left=[0])
     return "\n".join(
         [*lines, *_advice(plans), *_savings(plans), *_largest(plans), *_collectives(plans), *_errors(plans)]
     )

@@ -209,7 +209,7 @@ def chart(step: str, topology: str, events: Sequence[Event]) -> Chart:
 
 
 class _Timeline(Chart):
-    """Draws from top to bottom; `_y` is the start of the next lane."""
+    """Draws from top to bottom; `y` is the start of the next lane."""
 
     def __init__(self, title: str, events: Sequence[Event]):
         self.end, times = end_of(events), totals(events)
@@ -220,40 +220,40 @@ class _Timeline(Chart):
         for labels in ([label for label in times if label not in communication], communication):
             if labels:
                 self.legend([f"{label[0]} {seconds(times[label])}" for label in labels], [hue for _, hue in labels])
-                self._y -= 6
+                self.y -= 6
         names = {"computation", *(event.kind for event in events if event.kind not in COMPUTATION)}
         self.left, self.right = _MARGIN + max(width_of(name, 12) for name in names) + 10, self.width - _MARGIN
-        self._y += 10
+        self.y += 10
         self._phases(phases(events))
-        top, rows = self._y, lanes(events, _SHORT / (self.right - self.left) * self.end)
+        top, rows = self.y, lanes(events, _SHORT / (self.right - self.left) * self.end)
         for lane in rows:
             self._lane(lane, waits(rows))
         ticks = [tick for tick in steps(1e3 * self.end, 8) if tick <= 1e3 * self.end]
-        self._axis(lambda tick: self._x(tick / 1e3), ticks, top)
+        self.draw_axis(lambda tick: self._x(tick / 1e3), ticks, top)
 
     def _x(self, time: float) -> float:
         return self.left + time / self.end * (self.right - self.left)
 
     def _sentence(self, text: str) -> None:
         for line in textwrap.wrap(text, int((self.width - 2 * _MARGIN) / width_of("x", 12))):
-            self.add(Text(_MARGIN, self._y + 10, line, 12))
-            self._y += 18
-        self._y += 4
+            self.add(Text(_MARGIN, self.y + 10, line, 12))
+            self.y += 18
+        self.y += 4
 
     def _phases(self, named: Sequence[tuple[str, float, float]]) -> None:
-        top, bottom = self._y + 16, self._y + 20
+        top, bottom = self.y + 16, self.y + 20
         for name, start, end in named:
             x0, x1 = self._x(start) + 1, self._x(end) - 1
             if width_of(name, 11) < x1 - x0:
                 self.add(Line([(x0, bottom), (x0, top), (x1, top), (x1, bottom)], "edge", 1))
                 self.add(Text((x0 + x1) / 2, top - 5, name, 11, "middle", "muted"))
-        self._y += 24 if named else 0
+        self.y += 24 if named else 0
 
     def _lane(self, lane: Lane, waits: Sequence[tuple[float, float]]) -> None:
         height = _COMPUTATION_HEIGHT if lane.computes else _COLLECTIVE_HEIGHT
         if lane.name:
-            self.add(Text(self.left - 10, self._y + height / 2 + 4, lane.name, 12, "end"))
-        self.add(Rect(self.left, self._y, self.right - self.left, height, fill="card"))
+            self.add(Text(self.left - 10, self.y + height / 2 + 4, lane.name, 12, "end"))
+        self.add(Rect(self.left, self.y, self.right - self.left, height, fill="card"))
         if lane.computes:
             self._bars(waits, EXPOSED[1], height, 2)
             for kind, (_, hue) in COMPUTATION.items():
@@ -262,10 +262,10 @@ class _Timeline(Chart):
             covered = [(bar.start, bar.exposed_start) for bar in lane.bars if bar.exposed < bar.length]
             self._bars(covered, OVERLAPPED[1], height, _OVERLAPPED_HEIGHT)
             self._bars([(bar.exposed_start, bar.end) for bar in lane.bars if bar.exposed], EXPOSED[1], height, height)
-        self._y += height + _GAP
+        self.y += height + _GAP
 
     def _bars(self, times: Sequence[tuple[float, float]], hue: str, lane_height: float, height: float) -> None:
         """Add bars of one colour in the middle of the lane."""
         spans = [(self._x(start), self._x(end) - self._x(start)) for start, end in times]
         if spans:
-            self.add(Bars(self._y + (lane_height - height) / 2, height, spans, hue))
+            self.add(Bars(self.y + (lane_height - height) / 2, height, spans, hue))

@@ -18,6 +18,7 @@ from replicax._plan.jit_steps import JitStep
 from replicax._plan.lowering import Step
 from replicax._plan.pool import Settings
 from replicax._plan.report import TopologyPlan
+from replicax._report.columns import Row, columns
 from replicax._strategies.replicated import MirroringExtended
 from replicax._tracing import frames
 from replicax._tracing.context import StrategyLike
@@ -162,19 +163,16 @@ def _table(as_it_is: TopologyPlan, variants: Sequence[Variant]) -> list[str]:
     lines = [(variant[as_it_is.topology], variant.name, variant.change) for variant in variants if not variant.error]
     if all(change != AS_IT_IS for _, _, change in lines):
         lines.insert(0, (as_it_is, AS_IT_IS, AS_IT_IS))
-    rows = [(f"variants on {as_it_is.topology}", "fits", "needed", "least time", "exposed", "change to the program")]
+    head = (f"variants on {as_it_is.topology}", "fits", "needed", "least time", "exposed", "change to the program")
+    rows: list[Row] = [head, None]
     for plan, name, change in sorted(lines, key=lambda line: _rank(line[0])):
         least = seconds(plan.bound[1]) if plan.bound else "-"
         fits = "-" if plan.available is None else "yes" if plan.fits else "NO"
         exposed = size(plan.exposed) if plan.timeline else "-"
         rows.append((name, fits, size(plan.needed), least, exposed, change))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    written = [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:5], widths[1:5])), row[5]])
-        for row in rows
+    return columns(rows, left=[0, 5]) + [
+        f"{variant.name} is not possible: {variant.error}" for variant in variants if variant.error
     ]
-    written.insert(1, "-" * max(map(len, written)))
-    return written + [f"{variant.name} is not possible: {variant.error}" for variant in variants if variant.error]
 
 
 def _rank(plan: TopologyPlan) -> tuple[bool, float, float]:

@@ -8,8 +8,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from replicax._report import benchmark_chart
-from replicax._report.charts import Chart
+from replicax._report import charts
+from replicax._report.charts import Chart, Row, Value
+from replicax._report.columns import columns
 
 TIMES = {
     "step": "a step",
@@ -173,7 +174,7 @@ class Benchmarks:
         return self._chart().svg()
 
     def _chart(self) -> Chart:
-        return benchmark_chart.chart(self._title(), self._names(), self.figures)
+        return chart(self._title(), self._names(), self.figures)
 
     def _title(self) -> str:
         return ", ".join(dict.fromkeys([*(one.step for one in self.figures), *(one.strategy for one in self.figures)]))
@@ -219,13 +220,7 @@ class Benchmarks:
         return notes
 
     def __str__(self) -> str:
-        rows = self._rows()
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        lines = [
-            f"{name:{widths[0]}}  " + "  ".join(f"{text:>{width}}" for text, width in zip(texts, widths[1:]))
-            for name, *texts in rows
-        ]
-        return "\n".join([self._title(), *lines, *self._notes()])
+        return "\n".join([self._title(), *columns(self._rows(), left=[0]), *self._notes()])
 
     def __rich__(self) -> object:
         table = importlib.import_module("rich.table").Table(
@@ -268,3 +263,37 @@ def _count(number: float | None) -> str:
 def _sent(figures: Benchmark, kind: str) -> str:
     sizes = [each["bytes"] for each in figures.collectives if each["kind"] == kind]
     return f"{len(sizes)} of {_bytes(sum(sizes))}" if sizes else "none"
+
+
+def chart(title: str, names: Sequence[str], benchmarks: Sequence[Benchmark]) -> Chart:
+    """Returns the chart of benchmarks with these names, in milliseconds.
+
+    The parts of a bar add up to the step of the table. The line at its end is the spread: the range around the median
+    in which the middle half of the rounds lies.
+    """
+    rows = [row for name, one in zip(names, benchmarks) for row in bars_of(name, one)]
+    said = "; ".join(
+        f"{row.group} {row.name}: {', '.join(f'{part} {value.value:.3g}' for part, value in row.values.items())}"
+        for row in rows
+    )
+    return charts.bars(title, f"Milliseconds of a step. {said}.", "ms a step", rows, stacked=True)
+
+
+def bars_of(name: str, one: Benchmark) -> list[Row]:
+    """Returns the bar of a step and, where it was measured, that of the wait for input."""
+    ms = {part: None if seconds is None else 1e3 * seconds for part, seconds in one.seconds.items()}
+    step, communication, wait = ms["step"] or 0.0, ms["communication"], ms["input"]
+
+    def ending(value: float, end: float, kind: str) -> Value:
+        half = 1e3 * one.spread[kind] if kind in one.spread else None
+        return Value(value, None if half is None else (max(0.0, end - half), end + half), f"{end:.3g}")
+
+    if communication is None:  # it cannot be taken out of the program
+        parts = {"compute and communication": ending(step, step, "step")}
+    else:
+        communication = min(communication, step)
+        parts = {"compute": Value(step - communication), "communication": ending(communication, step, "step")}
+    rows = [Row("step", parts, name)]
+    if wait is not None:
+        rows.append(Row("input wait", {"input wait": ending(wait, wait, "input")}))
+    return rows

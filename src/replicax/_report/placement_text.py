@@ -5,14 +5,13 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
 
 from replicax._base.quantities import size
+from replicax._report.columns import Row, columns
 from replicax._report.placement_data import Collective, Place, PlacedArray, PlacementData
 
 GROUPS = {"input": "inputs", "variable": "variables"}
 _MOST_DEVICES = 16  # that are shown; further ones are alike
-Row: TypeAlias = list[str] | None  # None is a rule
 
 
 def text(placement: PlacementData, width: int | None, arrays: int | None, lines: bool | None) -> str:
@@ -22,13 +21,14 @@ def text(placement: PlacementData, width: int | None, arrays: int | None, lines:
         lines = can_show(getattr(sys.stdout, "encoding", None))
     shown, rest = listed(placement.arrays, arrays)
     left = [row[:2] if row else None for row in _rows(placement, (), shown, rest)]
-    columns = [
+    of_devices = [
         [row[2] if row else "" for row in _rows(placement, (place,), shown, rest)]
         for place in placement.devices[:_MOST_DEVICES]
     ]
     parts = [placement.title, ""]
-    for block in _blocks(left, columns, width):
-        parts += [*_table(left, block, "─" if lines else "-"), ""]
+    for block in _blocks(left, of_devices, width):
+        rows = [None if row is None else [*row, *(column[i] for column in block)] for i, row in enumerate(left)]
+        parts += [*columns(rows, rule="─" if lines else "-"), ""]
     parts += notes(placement)
     return "\n".join(parts).rstrip()
 
@@ -74,12 +74,12 @@ def _indented(name: str, group: str) -> str:
     return f"  {name}" if group else name
 
 
-def _blocks(left: Sequence[Row], columns: list[list[str]], width: int) -> Iterator[list[list[str]]]:
+def _blocks(left: Sequence[Row], of_devices: list[list[str]], width: int) -> Iterator[list[list[str]]]:
     """Yields the columns of devices that fit beside each other."""
     used = sum(max((len(row[i]) for row in left if row), default=0) + 2 for i in range(2))
     block: list[list[str]] = []
     room = width - used
-    for column in columns:
+    for column in of_devices:
         wide = max(map(len, column)) + 2
         if block and room < wide:
             yield block
@@ -87,17 +87,6 @@ def _blocks(left: Sequence[Row], columns: list[list[str]], width: int) -> Iterat
         block.append(column)
         room -= wide
     yield block
-
-
-def _table(left: Sequence[Row], block: list[list[str]], rule: str) -> list[str]:
-    rows = [None if row is None else [*row, *(column[i] for column in block)] for i, row in enumerate(left)]
-    cells = [row for row in rows if row is not None]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    whole = sum(widths) + 2 * (len(widths) - 1)
-    return [
-        rule * whole if row is None else "  ".join(cell.ljust(wide) for cell, wide in zip(row, widths)).rstrip()
-        for row in rows
-    ]
 
 
 def notes(placement: PlacementData, collectives: bool = True) -> list[str]:
@@ -123,9 +112,7 @@ def _collectives(placement: PlacementData) -> list[str]:
         return ["The program has no collectives."]
     number = len(str(len(found)))
     described = [[f"  {i:{number}}", *described_parts(each, placement)] for i, each in enumerate(found, 1)]
-    widths = [max(len(row[i]) for row in described) for i in range(len(described[0]))]
-    lines = ["  ".join(cell.ljust(wide) for cell, wide in zip(row, widths)).rstrip() for row in described]
-    return ["collectives of a call, in order", *lines]
+    return ["collectives of a call, in order", *columns(described)]
 
 
 def described_parts(one: Collective, placement: PlacementData) -> list[str]:
