@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from replicax._base import specs
+from replicax._base import frontend
 from replicax._base.errors import InvalidArgumentError, OutOfRangeError
 from replicax._base.specs import PerReplicaSpec, TensorShape, TensorSpec, conform, spec_of
 from replicax._base.types import AutoShardPolicy
@@ -94,7 +94,7 @@ def test_tensor_shape():
 def test_tensor_spec(monkeypatch):
     spec = TensorSpec((None, 3), "int64")
     assert str(spec) == "TensorSpec(shape=(None, 3), dtype=int64, name=None)"
-    monkeypatch.setattr(specs, "dtype_prefix", "tf.")
+    monkeypatch.setattr(frontend, "current", frontend.Frontend(dtype_prefix="tf."))
     assert str(spec) == "TensorSpec(shape=(None, 3), dtype=tf.int64, name=None)"
     assert str(TensorSpec((), jnp.bfloat16, "x")) == "TensorSpec(shape=(), dtype=tf.bfloat16, name='x')"
     for text in (str, bytes, object, "string", "U3"):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax._base import specs
+from replicax._base import frontend
 from replicax._base.errors import InvalidArgumentError, OutOfRangeError
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
@@ -72,7 +72,7 @@ def input_threads():
 def tensors_as_in_tensorflow(monkeypatch):
     before = jax.config.jax_explicit_x64_dtypes
     jax.config.update("jax_explicit_x64_dtypes", "allow")
-    monkeypatch.setattr(specs, "dtype_prefix", "tf.")
+    monkeypatch.setattr(frontend, "current", frontend.Frontend(dtype_prefix="tf."))
     yield
     jax.config.update("jax_explicit_x64_dtypes", before.name.lower())
 

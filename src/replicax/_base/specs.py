@@ -14,20 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
+from replicax._base import frontend
 from replicax._base.messages import received
 from replicax._base.shape_checks import Dimension, ShapeChecks
 from replicax._base.type_spec import TypeSpec
 from replicax._base.types import Leaf, Tree
 
-# Stands before a dtype's name in a printed spec. replicax.tf sets it to "tf.".
-dtype_prefix = ""
-
 # The dtypes of Python's own numbers as tensors. bool comes first: a bool is an int as well.
 PYTHON_DTYPES = {bool: np.bool_, int: np.int32, float: np.float32, complex: np.complex64}
-
-
-# Names of dtypes beside those that NumPy takes. replicax.tf adds TensorFlow's numbers and Python's types.
-dtype_aliases: dict[object, np.dtype] = {"string": np.dtype(object)}
 
 # NumPy's own object of each dtype, for those that equal it: pickled and copied dtypes are other objects, and programs
 # compare by identity (`x.dtype is tf.float32`).
@@ -39,7 +33,7 @@ SINGLE_DTYPES: dict[np.dtype, np.dtype] = {
 def as_dtype(dtype: Any) -> np.dtype:
     """Returns `dtype` as a NumPy dtype. Strings of any length are the dtype object, written "string"."""
     try:
-        found: np.dtype = np.dtype(dtype_aliases.get(dtype, dtype))
+        found: np.dtype = np.dtype(frontend.current.dtypes.get(dtype, dtype))
     except TypeError:
         return cast(np.dtype, dtype)  # JAX has dtypes that NumPy has not, such as those of random keys
     if found.kind in "SU":
@@ -50,7 +44,8 @@ def as_dtype(dtype: Any) -> np.dtype:
 
 def dtype_name(dtype: np.dtype) -> str:
     """Returns the name under which a spec prints `dtype`, such as float32, bfloat16 or string."""
-    return dtype_prefix + ("string" if dtype == np.dtype(object) else str(getattr(dtype, "name", dtype)))
+    name = "string" if dtype == np.dtype(object) else getattr(dtype, "name", dtype)
+    return f"{frontend.current.dtype_prefix}{name}"
 
 
 # A shape as users give it.

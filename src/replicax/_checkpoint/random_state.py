@@ -4,37 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from replicax._base import frontend
 from replicax._base.messages import received
-from replicax._base.tracebacks import Origin
 
 _State: TypeAlias = Any  # numbers, strings and arrays in dicts, lists and tuples
-
-
-class OpCounters(Protocol):
-    """The counters of the functions of `tf.random`, which `replicax.tf` keeps."""
-
-    def save(self) -> _State:
-        """Returns all counts."""
-
-    def restore(self, state: _State) -> None:
-        """Sets the counts, also those of functions that are not traced yet."""
-
-    def in_dataset(self) -> Origin | None:
-        """Returns where a function of a dataset draws with them; None where none does."""
-
-
-op_counters: OpCounters | None = None  # once replicax.tf is imported
 
 
 def states() -> dict[str, _State]:
     """Returns the states of this process's random numbers, by what they are of."""
     found = {"python": random.getstate(), "numpy": np.random.get_state()}
-    if op_counters is not None:
-        found["tf"] = op_counters.save()
+    if (numbers := frontend.current.random_numbers) is not None:
+        found[numbers.name] = numbers.save()
     return found
 
 
@@ -103,8 +87,8 @@ class RandomState:
             )
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])
-        if op_counters is not None and "tf" in state:
-            op_counters.restore(state["tf"])
+        if (numbers := frontend.current.random_numbers) is not None and numbers.name in state:
+            numbers.restore(state[numbers.name])
         for generator, own in zip(self._generators, state["generators"]):
             if isinstance(generator, random.Random):
                 generator.setstate(own)

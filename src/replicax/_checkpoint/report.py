@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from replicax._base import frontend
 from replicax._base.errors import UnavailableError
 from replicax._base.tracebacks import Origin
-from replicax._checkpoint import random_state
 from replicax._checkpoint.object_graph import ObjectNode
 from replicax._checkpoint.random_state import RandomState, same, states
 from replicax._data import iterators, reading
@@ -187,18 +187,21 @@ def _iterators(covered: set[int]) -> Iterator[Uncovered]:
 def _random_numbers(owners: Sequence[object]) -> Iterator[Uncovered]:
     """Yields the random numbers that were drawn since the first checkpoint was made."""
     assert _baseline is not None
-    counters = random_state.op_counters
-    if counters is not None and (origin := counters.in_dataset()) is not None:
+    numbers = frontend.current.random_numbers
+    if numbers is not None and (origin := numbers.in_dataset()) is not None:
         text = "Use stateless functions there, with seeds that come with the elements (`Dataset.random`)."
-        what = "random numbers that a function of a dataset draws with tf.random, ahead of the saved position"
+        what = (
+            f"random numbers that a function of a dataset draws with {numbers.functions}, ahead of the saved position"
+        )
         yield Uncovered("random", what, origin.place, text)
     saved = [owner for owner in owners if isinstance(owner, RandomState)]
     if not saved:
         names = {
             "python": "the state of Python's `random`",
             "numpy": "the state of `numpy.random`",
-            "tf": "the counters of functions of tf.random that take no generator",
         }
+        if numbers is not None:
+            names[numbers.name] = f"the counters of functions of {numbers.functions} that take no generator"
         for name, state in states().items():
             if name not in _baseline.random or not same(state, _baseline.random[name]):
                 advice = "Give the Checkpoint an `rx.train.RandomState()`."

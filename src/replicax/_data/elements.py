@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._base import array_text, jax_internals
+from replicax._base import frontend, jax_internals
 from replicax._base.devices import default_device
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.host_memory import LARGE, Pool, is_settled, settle
@@ -72,13 +72,10 @@ class Strings(np.ndarray):
     __hash__ = None  # type: ignore[assignment]
 
     def __str__(self) -> str:
-        text = str(np.asarray(self))
-        return f"tf.Tensor({text}, shape={self.shape}, dtype=string)" if array_text.style == "tensorflow" else text
+        return frontend.current.array_str(np.asarray(self))
 
     def __repr__(self) -> str:
-        if array_text.style != "tensorflow":
-            return repr(np.asarray(self))
-        return f"<tf.Tensor: shape={self.shape}, dtype=string, numpy={array_text.numpy_text(self)}>"
+        return frontend.current.array_repr(np.asarray(self))
 
 
 class Probe(bytes):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
-from replicax._base import array_conversion, array_text, jax_internals, nest
+from replicax._base import array_conversion, frontend, jax_internals, nest
 from replicax._base.indexed_slices import IndexedSlices, dynamic_arrays, with_arrays
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import Leaf, Tree
@@ -99,7 +99,7 @@ class ProgramOutputs:
         if is_number(leaf):
             place = self._add(leaf if isinstance(leaf, jax.Array) else array_conversion.as_array(leaf))
             return _OutputLeaf(_OwnCopy(place), place)
-        if isinstance(leaf, (str, bytes)) and array_text.style == "tensorflow":  # a tensor, as numbers are
+        if isinstance(leaf, (str, bytes)) and frontend.current.strings_are_tensors:  # a tensor, as numbers are
             return _OutputLeaf(lambda arrays: as_strings(as_host(leaf)))
         _refuse_tensors_of(leaf)
         return _OutputLeaf(lambda arrays: leaf)

@@ -6,13 +6,13 @@ import atexit
 import contextlib
 import functools
 import itertools
-import sys
 import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, cast
 
+from replicax._base import frontend
 from replicax._base.errors import UnavailableError
 from replicax._parameter_server.closures import Closure, ClosureQueue
 from replicax._parameter_server.cluster import Cluster
@@ -28,7 +28,6 @@ from replicax._transport.handlers import Answer
 from replicax._transport.peer import Peer, connect
 from replicax._transport.service import local_service
 
-_CHANGES_TYPES = ("replicax.tf",)  # modules after whose import datasets and functions make other types
 _SLOTS = 2  # closures that a worker has at a time: one runs, the next is at hand
 _PATIENCE = 1.0  # seconds between two looks whether the coordinator was closed meanwhile
 MOST_LOST = 10  # workers that may be lost while they run one closure, before it is taken for the cause
@@ -160,7 +159,7 @@ class WorkerLink:
             "index": self._index,
             "servers": self._cluster.server_addresses,
             "job": self._cluster.addresses,
-            "imports": [name for name in _CHANGES_TYPES if name in sys.modules],
+            "imports": [] if frontend.current.module is None else [frontend.current.module],
         }
         answer, _ = self._peer.call("worker.begin", head)
         session = _Session(name, answer["platform"])

@@ -7,12 +7,10 @@ from collections.abc import Callable
 import numpy as np
 from jax.typing import DTypeLike
 
+from replicax._base import frontend
 from replicax._base.types import Leaf, Tree
 from replicax._tracing import lost_values
 from replicax._values import ArrayOperators, PerReplica
-
-# Called with a part of a variable's value, the variable and the index: `replicax.tf` lets the part be assigned.
-note_part: Callable[[Leaf, ArrayProtocol, Tree], None] | None = None
 
 
 class ArrayProtocol(ArrayOperators):
@@ -36,7 +34,7 @@ class ArrayProtocol(ArrayOperators):
 
     def __getitem__(self, index: Tree) -> Leaf:
         part = super().__getitem__(index)
-        if note_part is not None:
+        if (note_part := frontend.current.note_part) is not None:
             note_part(part, self, index)
         return part
 

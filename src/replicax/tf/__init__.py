@@ -14,6 +14,7 @@ from typing import Any
 from replicax.tf import (
     _conversions,
     _dressing,
+    _frontend,
     _imports,
     _names,
     _private,
@@ -143,6 +144,7 @@ types = _namespace(
 )
 
 
+_frontend.install()
 _dressing.dress()
 _ragged_operators.plug_in()
 _threefry.compile_quickly()

@@ -16,6 +16,7 @@ from replicax._base import (
     doc_pages,
     errors,
     foreign_state,
+    frontend,
     host_memory,
     jax_internals,
     jaxprs,
@@ -60,7 +61,7 @@ from replicax._base.types import (
     VariableSynchronization,
 )
 from replicax._base.version import __version__
-from replicax._checkpoint import object_graph, random_state
+from replicax._checkpoint import object_graph
 from replicax._checkpoint.preemption import PreemptionCheckpointHandler, TerminationConfig
 from replicax._cluster import tpu_system
 from replicax._cluster.preemption import PreemptionWatcher
@@ -126,7 +127,7 @@ from replicax._tracing.context import (
 from replicax._tracing.tape import GradientTape, UnconnectedGradients
 from replicax._values import DistributedValues, Mirrored, PerReplica, mesh_of
 from replicax._values import errors as value_errors
-from replicax._variables import array_protocol, central, creators
+from replicax._variables import central, creators
 from replicax._variables.as_leaves import convert_dtype
 from replicax._variables.creators import name_scope, variable_creator_scope
 from replicax._variables.distributed import MirroredVariable

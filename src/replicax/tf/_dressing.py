@@ -11,12 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.tf import _conversions, _dtypes, _op_tables, _operations, _ops, _string_arrays, _variable_slices
+from replicax.tf import _conversions, _dtypes, _op_tables, _operations, _ops, _string_arrays, _texts, _variable_slices
 from replicax.tf._core import (
     InvalidOperandError,
     TensorShape,
     Variable,
-    array_text,
     autograph_switch,
     jax_internals,
     pickling,
@@ -162,8 +161,7 @@ def dress() -> None:
         setattr(tracer, name, advising(getattr(tracer, name)))
     tracer.__getattr__ = naming_numpy(tracer.__getattr__)
     _variable_slices.dress(kinds)
-    array_type.__str__, array_type.__repr__ = array_text.tensor_str, array_text.tensor_repr
+    array_type.__str__, array_type.__repr__ = _texts.tensor_str, _texts.tensor_repr
     _string_arrays.plug_in()
-    array_text.style, specs.dtype_prefix = "tensorflow", "tf."
     _dtypes.dress()
     jax.config.update("jax_explicit_x64_dtypes", "allow")

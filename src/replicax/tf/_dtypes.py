@@ -176,10 +176,15 @@ qint16 quint16 uint16 complex128 float16 - - uint32 uint64 float8_e5m2 float8_e4
 float8_e4m3b11fnuz float8_e5m2fnuz int4 uint4 int2 uint2 float4_e2m1fn"""
 _BY_NUMBER = {i: DTYPES.get(name) or specs.as_dtype(name) for i, name in enumerate(_NUMBERED.split()) if name != "-"}
 _NUMBERS = {dtype: i for i, dtype in _BY_NUMBER.items()}
+# What names a dtype beside the names that the core knows: TensorFlow's numbers, Python's types, and further names.
+ALIASES: dict[object, np.dtype] = {"float": DTYPES["float32"]}
+ALIASES.update(_BY_NUMBER.items())
+ALIASES.update((kind, np.dtype(dtype)) for kind, dtype in specs.PYTHON_DTYPES.items())
+ALIASES.update(QUANTIZED)
 
 
 def dress() -> None:
-    """Adds the members of `DType` to numpy's dtypes, and accepts numbers and Python types as dtypes.
+    """Adds the members of `DType` to numpy's dtypes.
 
     `np.dtype.__dict__` is a read-only view; the garbage collector returns the dictionary behind it. Python has to be
     told that the class has changed, since it caches failed look-ups of attributes.
@@ -187,7 +192,3 @@ def dress() -> None:
     (members,) = gc.get_referents(np.dtype.__dict__)
     members.update((name, value) for name, value in vars(DType).items() if not name.startswith("_"))
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(np.dtype))
-    specs.dtype_aliases.update(_BY_NUMBER.items())
-    specs.dtype_aliases.update({kind: np.dtype(dtype) for kind, dtype in specs.PYTHON_DTYPES.items()})
-    specs.dtype_aliases.update(QUANTIZED)
-    specs.dtype_aliases["float"] = DTYPES["float32"]

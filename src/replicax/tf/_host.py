@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.tf import _operations
+from replicax.tf import _operations, _texts
 from replicax.tf._core import (
     InvalidOperandError,
     Nested,
@@ -27,7 +27,6 @@ from replicax.tf._core import (
     TensorShape,
     Tree,
     array_conversion,
-    array_text,
     as_strings,
 )
 
@@ -122,10 +121,10 @@ class HostTensor(np.ndarray):
     __hash__ = None  # type: ignore[assignment]
 
     def __str__(self) -> str:
-        return array_text.tensor_str(self)  # type: ignore[arg-type]
+        return _texts.tensor_str(self)
 
     def __repr__(self) -> str:
-        return array_text.tensor_repr(self)  # type: ignore[arg-type]
+        return _texts.tensor_repr(self)
 
     def __reduce__(self) -> Any:
         return self.view(np.ndarray).__reduce__()

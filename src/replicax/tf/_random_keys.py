@@ -28,7 +28,6 @@ from replicax.tf._core import (
     frames,
     jax_internals,
     modes,
-    random_state,
     scheduling,
     tracebacks,
     use_default_seed,
@@ -71,8 +70,8 @@ def next_words(op: str, dtype: DTypeLike | None, seed: SupportsInt | None) -> ja
     tag: _Tag = () if seed is None else (op, dtype, int(seed))
     running = modes.running()
     of_element = running is not None and isinstance(running.code.random_numbers, OfElements)
-    if advancing.locks and not of_element and frames.notes_changes and _saved.drawn_by_input is None:
-        _saved.drawn_by_input = tracebacks.origin()
+    if advancing.locks and not of_element and frames.notes_changes and all_counters.drawn_by_input is None:
+        all_counters.drawn_by_input = tracebacks.origin()
     eager = jax_internals.is_eager(frames.untaped_trace())
     if not eager and isinstance(frames.frame(), frames.TraceFrame):
         state = _of_function(running).state(tag, 0 if running is None or not tag else running.number(tag))
@@ -328,7 +327,7 @@ def _tag(told: Sequence[Any]) -> _Tag:
     return (told[0], None if told[1] is None else as_dtype(told[1]), told[2]) if told else ()
 
 
-class _Saved:
+class _AllCounters:
     """All counters, as checkpoints have them."""
 
     drawn_by_input: tracebacks.Origin | None = None
@@ -353,11 +352,8 @@ class _Saved:
                     numbers.restore(found)
                     _waiting.remove(found)
 
-    def in_dataset(self) -> tracebacks.Origin | None:
-        return self.drawn_by_input
 
-
-_saved = _Saved()
+all_counters = _AllCounters()
 
 
 def _dataset_seed() -> int | None:
@@ -370,4 +366,3 @@ def _dataset_seed() -> int | None:
 
 
 use_default_seed(_dataset_seed)
-random_state.op_counters = _saved

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.tf._core import InvalidArgumentError, Leaf, Tree, Variable, array_protocol, convert_dtype
+from replicax.tf._core import InvalidArgumentError, Leaf, Tree, Variable, convert_dtype
 from replicax.tf._ops import as_index
 from replicax.tf._types import TensorLike
 
@@ -67,6 +67,5 @@ def _check_bounds(variable: Variable, index: Tree) -> None:
 
 def dress(kinds: list[Any]) -> None:
     """Give tensors of these classes the method `assign`, which slices of variables have."""
-    array_protocol.note_part = note_part
     for kind in kinds:
         kind.assign = property(_assign_of)

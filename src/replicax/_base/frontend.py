@@ -1,0 +1,77 @@
+"""What a front end changes in the core: one record, which a package such as `replicax.tf` fills when it is imported.
+
+The core reads `current` and never asks which front end filled it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from replicax._base.tracebacks import Origin
+from replicax._base.types import Leaf, Tree
+
+
+class RandomNumbers(Protocol):
+    """The counters of a front end's random functions.
+
+    Attributes:
+        name: the key of their state in checkpoints.
+        functions: the functions in messages, such as "tf.random".
+    """
+
+    name: str
+    functions: str
+
+    def save(self) -> Any:
+        """Return all counters, as numbers, strings and arrays in dicts, lists and tuples."""
+
+    def restore(self, state: Any) -> None:
+        """Set the counters, also those of functions that are not traced yet."""
+
+    def in_dataset(self) -> Origin | None:
+        """Return where a function of a dataset drew with them; None if no function did."""
+
+
+@dataclass(frozen=True)
+class Frontend:
+    """The choices of a front end; the defaults are those of a program that uses the core alone.
+
+    Attributes:
+        module: the module of the front end, which workers of parameter servers import too.
+        dtype_prefix: what a spec prints before the name of a dtype.
+        dtypes: names of dtypes beside those that NumPy accepts.
+        variable_class: the class that `repr(variable)` names.
+        array_str, array_repr: the texts of arrays of strings.
+        strings_are_tensors: whether a compiled function returns a string as an array of strings.
+        random_numbers: the counters that checkpoints have as a part of `RandomState`.
+        note_part: is called with a part of a variable, the variable and the index, when a program indexes a variable.
+    """
+
+    module: str | None = None
+    dtype_prefix: str = ""
+    dtypes: Mapping[object, np.dtype] = field(default_factory=lambda: {"string": np.dtype(object)})
+    variable_class: str = "Variable"
+    array_str: Callable[[np.ndarray], str] = str
+    array_repr: Callable[[np.ndarray], str] = repr
+    strings_are_tensors: bool = False
+    random_numbers: RandomNumbers | None = None
+    note_part: Callable[[Leaf, Any, Tree], None] | None = None
+
+
+current = Frontend()
+
+
+def install(frontend: Frontend) -> None:
+    """Have the core follow a front end.
+
+    Raises:
+        RuntimeError: another front end has been installed.
+    """
+    global current
+    if current.module not in (None, frontend.module):
+        raise RuntimeError(f"{frontend.module} cannot be used in a program that has imported {current.module}.")
+    current = frontend

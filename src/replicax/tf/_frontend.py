@@ -1,0 +1,45 @@
+"""The record of what `replicax.tf` changes in the core."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from replicax.tf import _dtypes, _texts, _variable_slices
+from replicax.tf._core import frontend, tracebacks
+
+
+class _RandomNumbers:
+    """The counters of `tf.random`, whose module is imported when a checkpoint asks for them."""
+
+    name = "tf"
+    functions = "tf.random"
+
+    def save(self) -> dict[str, object]:
+        return self._counters().save()
+
+    def restore(self, state: dict[str, object]) -> None:
+        self._counters().restore(state)
+
+    def in_dataset(self) -> tracebacks.Origin | None:
+        return self._counters().drawn_by_input
+
+    def _counters(self) -> Any:
+        return importlib.import_module("replicax.tf._random_keys").all_counters
+
+
+def install() -> None:
+    """Have the core follow `replicax.tf`."""
+    frontend.install(
+        frontend.Frontend(
+            module="replicax.tf",
+            dtype_prefix="tf.",
+            dtypes={**frontend.current.dtypes, **_dtypes.ALIASES},
+            variable_class="tf.Variable",
+            array_str=_texts.tensor_str,
+            array_repr=_texts.tensor_repr,
+            strings_are_tensors=True,
+            random_numbers=_RandomNumbers(),
+            note_part=_variable_slices.note_part,
+        )
+    )
