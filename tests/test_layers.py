@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 from import_graph import Graph, Import, circles
@@ -73,7 +74,7 @@ NEVER = {"tensorflow"}
 # Files that a Python with TensorFlow runs. No module imports them.
 RUN_WITH_TENSORFLOW = {"_export.to_tensorflow"}
 # Modules that are imported where they are used as well, and the libraries that they may therefore import.
-IMPORTED_WHERE_USED = {f"_autograph.{name}": {"malt"} for name in ("convert", "loop_options", "rewriting")}
+IMPORTED_WHERE_USED = {name: {"malt"} for name in ("_autograph.convert", "_autograph.rewriting", "tf._loop_options")}
 
 
 GRAPH = Graph(PACKAGE)
@@ -103,15 +104,61 @@ def test_packages_import_from_those_below_them():
     assert not wrong, f"A package may not import from those above it, for types and inside functions included: {wrong}"
 
 
+def is_of_tf(module: str) -> bool:
+    return module.partition(".")[0] == "tf"
+
+
 def test_tf_imports_the_core_through_one_module():
     wrong = [
         f"{module}, line {found.line}: {found.module}"
         for module, imports in GRAPH.imports.items()
-        if module.partition(".")[0] == "tf" and module != THE_DOOR
+        if is_of_tf(module) and module != THE_DOOR
         for found in imports
-        if (target := GRAPH.own_module(found.module)) is not None and target.partition(".")[0] != "tf"
+        if (target := GRAPH.own_module(found.module)) is not None and not is_of_tf(target)
+    ]
+    wrong += [
+        f"{module}, line {node.lineno}: {node.value!r}"
+        for module, tree in GRAPH.trees.items()
+        if is_of_tf(module) and module != THE_DOOR
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and names_the_core(node.value)
     ]
     assert not wrong, f"replicax.tf imports the core through {THE_DOOR} alone; add the names there: {wrong}"
+
+
+def names_the_core(text: str) -> bool:
+    """Whether a string is the name of a module outside of tf, or the start of such a name in an f-string."""
+    package, _, module = text.partition(".")
+    return package == "replicax" and (text == "replicax." or (module in MODULES and not is_of_tf(module)))
+
+
+def test_tf_uses_each_name_that_the_door_offers():
+    offered = {
+        alias.asname or alias.name
+        for node in ast.walk(GRAPH.trees[THE_DOOR])
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("replicax")
+        for alias in node.names
+    }
+    used = set()
+    for module, tree in GRAPH.trees.items():
+        if is_of_tf(module):
+            used |= set(names_from_the_door(tree))
+    assert sorted(offered - used) == [], f"no module of replicax.tf uses these names of {THE_DOOR}"
+
+
+def names_from_the_door(tree: ast.Module) -> Iterator[str]:
+    """Yields what a module takes: `from ._core import name`, `_core.name`, and `_from("_core", "name")` of a table."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == f"replicax.{THE_DOOR}":
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "_core":
+            yield node.attr
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            first = str(node.args[0].value)
+            if first == "_core":
+                yield from ast.literal_eval(node.args[1]).split()
+            elif first.startswith("_core."):
+                yield first.removeprefix("_core.")
 
 
 def test_no_module_is_in_a_circle():

@@ -26,6 +26,7 @@ from replicax._base import (
     tracebacks,
 )
 from replicax._base.array_conversion import as_array
+from replicax._base.atomic_files import AnyPath
 from replicax._base.errors import (
     CancelledError,
     DataLossError,
@@ -77,8 +78,8 @@ from replicax._data import calls, files, record_blocks
 from replicax._data.blocks import Signature, signature
 from replicax._data.calls import call_user
 from replicax._data.composites import Composite, is_composite
-from replicax._data.compression import opened, record_compression
-from replicax._data.dataset import Variant
+from replicax._data.compression import TFRecordOptions, opened, record_compression
+from replicax._data.dataset import Variant, to_variant
 from replicax._data.elements import (
     Nested,
     Probe,
@@ -90,7 +91,7 @@ from replicax._data.elements import (
     flatten,
     tensors_of,
 )
-from replicax._data.files import TFRecordDataset
+from replicax._data.files import TFRecordDataset, TFRecordWriter
 from replicax._data.functions import ElementFunction
 from replicax._data.iterators import DatasetIterator, Optional
 from replicax._data.options import AutotuneOptions, OptimizationOptions, ServiceOptions, ThreadingOptions
@@ -135,13 +136,14 @@ from replicax._variables.resource import ResourceVariable
 from replicax._variables.variable import Variable
 
 if TYPE_CHECKING:
-    from replicax import cluster_resolver, coordinator
+    from replicax import cluster_resolver, coordinator, tpu, train
     from replicax._commands import check_tf, run_tf
     from replicax._control_flow import cond_and_loops
     from replicax._data.cardinality import assert_cardinality
     from replicax._parameter_server import scheduling
     from replicax._parameter_server.server import Server
-    from replicax._saved_model import api as saved_models
+    from replicax._saved_model import loading, saving
+    from replicax._saved_model.asset import Asset
     from replicax._saved_model.signatures import DEFAULT
     from replicax._strategies.parameter_server import ParameterServerStrategy
     from replicax.cluster_resolver import TFConfigClusterResolver
@@ -150,13 +152,17 @@ if TYPE_CHECKING:
 _LATER: dict[str, tuple[str, str | None]] = {
     "cluster_resolver": ("replicax.cluster_resolver", None),
     "coordinator": ("replicax.coordinator", None),
+    "tpu": ("replicax.tpu", None),
+    "train": ("replicax.train", None),
     "check_tf": ("replicax._commands.check_tf", None),
     "run_tf": ("replicax._commands.run_tf", None),
     "cond_and_loops": ("replicax._control_flow.cond_and_loops", None),
     "assert_cardinality": ("replicax._data.cardinality", "assert_cardinality"),
     "scheduling": ("replicax._parameter_server.scheduling", None),
     "Server": ("replicax._parameter_server.server", "Server"),
-    "saved_models": ("replicax._saved_model.api", None),
+    "loading": ("replicax._saved_model.loading", None),
+    "saving": ("replicax._saved_model.saving", None),
+    "Asset": ("replicax._saved_model.asset", "Asset"),
     "DEFAULT": ("replicax._saved_model.signatures", "DEFAULT"),
     "ParameterServerStrategy": ("replicax._strategies.parameter_server", "ParameterServerStrategy"),
     "TFConfigClusterResolver": ("replicax.cluster_resolver", "TFConfigClusterResolver"),

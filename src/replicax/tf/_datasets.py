@@ -51,7 +51,7 @@ _SIGNATURES = 4
 # The number of elements of a block: as many as have this many bytes, within limits.
 _BLOCK_BYTES, _BLOCK = 1 << 20, 128
 
-_log = logging.getLogger("replicax.data")
+_log = logging.getLogger(data.__name__)
 
 
 class NotTraceable(Exception):

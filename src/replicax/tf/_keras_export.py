@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 
+from replicax.tf import _saved_models as api
 from replicax.tf._core import DEFAULT, Function, TensorSpec, Tree, function, is_function
-from replicax.tf._core import saved_models as api
 
 
 class _Root:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 import types
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from replicax.tf import _absent, _dtypes, _host
+from replicax.tf import _absent, _core, _dtypes, _host
 from replicax.tf._core import __version__, specs
 
 
@@ -22,7 +22,7 @@ class _At(NamedTuple):
     table: str | None = None
 
     def value(self) -> object:
-        module = importlib.import_module(self.module)
+        module = _import(self.module)
         return getattr(module, self.name) if self.table is None else _table(module, self.table)[self.name]
 
 
@@ -41,15 +41,17 @@ def _table(module: types.ModuleType, name: str) -> dict[str, object]:
 
 
 def _from(module: str, names: str, table: str | None = None) -> dict[str, object]:
-    return {name: _At(_full(module), name, table) for name in names.split()}
+    return {name: _At(module, name, table) for name in names.split()}
 
 
 def _all(module: str, *tables: str) -> dict[str, object]:
-    return {f"*{table}": _All(_full(module), table) for table in tables}
+    return {f"*{table}": _All(module, table) for table in tables}
 
 
-def _full(module: str) -> str:
-    return module if module.startswith("replicax.") else f"replicax.tf.{module}"
+def _import(module: str) -> Any:
+    """Import a module of `replicax.tf`; with `_core.` before its name, one of the modules that the core offers."""
+    name = module.removeprefix("_core.")
+    return importlib.import_module(f"replicax.tf.{module}") if name == module else getattr(_core, name)
 
 
 # The version of TensorFlow that the names follow.
@@ -130,9 +132,9 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
             **_from("_serialization", "make_ndarray make_tensor_proto"),
             **_from("_paddings", "batch_to_space required_space_to_batch_paddings space_to_batch"),
             **_from("_statistics", "histogram_fixed_width histogram_fixed_width_bins"),
-            "matrix_square_root": _At("replicax.tf._factorizations", "sqrtm"),
-            "space_to_batch_nd": _At("replicax.tf._paddings", "space_to_batch"),
-            **_from("replicax._data.sparse", "SparseTensor SparseTensorSpec"),
+            "matrix_square_root": _At("_factorizations", "sqrtm"),
+            "space_to_batch_nd": _At("_paddings", "space_to_batch"),
+            **_from("_core", "SparseTensor SparseTensorSpec"),
             "newaxis": None,
         },
     ),
@@ -185,8 +187,8 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
         "Names that TensorFlow keeps under `experimental`.",
         {
             **_from("_random", "Algorithm Generator get_global_generator set_global_generator stateless_shuffle"),
-            "stateless_fold_in": _At("replicax.tf._random", "fold_in"),
-            "stateless_split": _At("replicax.tf._random", "split"),
+            "stateless_fold_in": _At("_random", "fold_in"),
+            "stateless_split": _At("_random", "split"),
         },
     ),
     "raw_ops": ("Operations under the names of TensorFlow's kernels.", _all("_raw_ops", "RAW_OPS")),
@@ -198,14 +200,14 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
     "lookup.experimental": ("Tables that can be changed.", _from("_tables", "DenseHashTable MutableHashTable")),
     "sparse": (
         "Sparse tensors.",
-        {**_all("_sparse", "SPARSE"), **_from("replicax._data.sparse", "SparseTensor")},
+        {**_all("_sparse", "SPARSE"), **_from("_core", "SparseTensor")},
     ),
     "ragged": ("Rows of different lengths.", _all("_ragged", "RAGGED")),
     "io": (
         "Files.",
         {
             **_from("_gfile", "matching_files read_file write_file"),
-            **_from("replicax._data.files", "TFRecordOptions TFRecordWriter"),
+            **_from("_core", "TFRecordOptions TFRecordWriter"),
             **_from("_features", _FEATURES),
             **_from("_parse", "parse_example parse_single_example"),
             **_from("_csv", "decode_csv"),
@@ -261,8 +263,8 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
     "data": (
         "Datasets.",
         {
-            **_from("replicax.data", f"{_SIZES} DatasetSpec NumpyIterator Options ThreadingOptions"),
-            "Iterator": _At("replicax.data", "DatasetIterator"),
+            **_from("_core.data", f"{_SIZES} DatasetSpec NumpyIterator Options ThreadingOptions"),
+            "Iterator": _At("_core.data", "DatasetIterator"),
             **_from("_type_specs", "IteratorSpec"),
             **_from("_datasets", "Dataset FixedLengthRecordDataset TFRecordDataset TextLineDataset"),
         },
@@ -270,19 +272,17 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
     "data.experimental": (
         "Options of datasets.",
         {
-            **_from("replicax.data", f"{_SIZES} DistributeOptions"),
-            **_from("replicax._data.dataset", "to_variant"),
+            **_from("_core.data", f"{_SIZES} AutoShardPolicy DistributeOptions Optional"),
+            **_from("_core", "to_variant"),
             **_from("_datasets", "Counter from_variant"),
             **_from("_csv", "CsvDataset make_batched_features_dataset make_csv_dataset"),
-            **_from("replicax._base.types", "AutoShardPolicy"),
             **_all("_data_experimental", "EXPERIMENTAL"),
-            **_from("replicax.data", "Optional"),
         },
     ),
     "experimental": (
         "A value that may be missing, and NumPy's functions.",
         {
-            **_from("replicax.data", "Optional"),
+            **_from("_core.data", "Optional"),
             **_from("_numpy_names", "numpy"),
             **_from("_experimental", "async_clear_error async_scope"),
             **_from("_extension_types", "BatchableExtensionType ExtensionType ExtensionTypeSpec"),
@@ -293,29 +293,29 @@ NAMESPACES: dict[str, tuple[str, dict[str, object]]] = {
     "autograph.experimental": (
         "Control flow on tensors.",
         {
-            **_from("replicax._tracing.autograph_switch", "do_not_convert"),
-            **_from("replicax._autograph.loop_options", "set_loop_options"),
+            **_from("_core.autograph_switch", "do_not_convert"),
+            **_from("_loop_options", "set_loop_options"),
         },
     ),
     "train": (
         "Checkpoints and cluster descriptions.",
         {
-            **_all("replicax.train", "__all__"),
-            **_from("replicax.cluster_resolver", "ClusterDef ClusterSpec JobDef"),
+            **_all("_core.train", "__all__"),
+            **_from("_core.cluster_resolver", "ClusterDef ClusterSpec JobDef"),
             **_from("_protos", _EXAMPLES),
             **_from("_moving_averages", "ExponentialMovingAverage"),
         },
     ),
     "saved_model": (
         "Functions and variables in a folder.",
-        {**_all("replicax._saved_model.api", "__all__")},
+        {**_all("_saved_models", "__all__")},
     ),
     "saved_model.experimental": (
         "Names that TensorFlow keeps under `experimental`.",
-        _from("replicax._saved_model.api", "VariablePolicy"),
+        _from("_saved_models", "VariablePolicy"),
     ),
     "tpu": ("TPU systems.", {}),
-    "tpu.experimental": ("TPU systems.", _all("replicax.tpu", "__all__")),
+    "tpu.experimental": ("TPU systems.", _all("_core.tpu", "__all__")),
     "profiler": ("Profiles.", {}),
     "profiler.experimental": ("Profiles that show steps and replicas by name.", _all("_profiler", "PROFILER")),
 }
@@ -325,9 +325,7 @@ def names(namespace: str) -> list[str]:
     """Returns the names of a namespace of the table."""
     found: set[str] = set()
     for name, value in NAMESPACES[namespace][1].items():
-        found |= (
-            _table(importlib.import_module(value.module), value.table).keys() if isinstance(value, _All) else {name}
-        )
+        found |= _table(_import(value.module), value.table).keys() if isinstance(value, _All) else {name}
     return sorted(found)
 
 
@@ -342,7 +340,7 @@ def lookup(namespace: str, target: dict[str, object]) -> tuple[Callable[[str], o
         elif not name.startswith("_"):
             for of in table.values():
                 if isinstance(of, _All):
-                    target.update(_table(importlib.import_module(of.module), of.table))
+                    target.update(_table(_import(of.module), of.table))
         return target[name] if name in target else missing(name)
 
     def __dir__() -> list[str]:

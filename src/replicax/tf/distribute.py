@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib as _importlib
 import types as _modules
 import typing as _typing
 
+from replicax.tf import _core
 from replicax.tf._absent import missing_from as _missing_from
 from replicax.tf._core import (
     CentralStorageStrategy,
@@ -56,20 +56,12 @@ class CollectiveHints:
         return CommunicationOptions(bytes_per_pack=bytes_per_pack, timeout_seconds=timeout_seconds)
 
 
-_LATE = {  # imported on first use: where each is
-    "ParameterServerStrategy": "replicax.coordinator",
-    "Server": "replicax.coordinator",
-    "cluster_resolver": None,
-    "coordinator": None,
-}
+_LATE = ("ParameterServerStrategy", "Server", "cluster_resolver", "coordinator")  # imported on first use
 
 
-def _late(name: str) -> object:
-    """Returns a name that is imported on first use."""
-    module = _LATE[name]
-    if module is None:
-        return _importlib.import_module(f"replicax.{name}")
-    return getattr(_importlib.import_module(module), name)
+def _late(name: str) -> _typing.Any:
+    """Return a name that is imported on first use."""
+    return getattr(_core, name)
 
 
 def _experimental_name(name: str) -> object:
@@ -79,7 +71,7 @@ def _experimental_name(name: str) -> object:
         found = _modules.ModuleType(f"{__name__}.experimental.coordinator", _late(name).__doc__)
         for own in ("ClusterCoordinator", "RemoteValue"):
             setattr(found, own, getattr(_late(name), own))
-        found.__dict__["PerWorkerValues"] = _late(name).PerWorkerValue  # type: ignore[attr-defined]
+        found.__dict__["PerWorkerValues"] = _late(name).PerWorkerValue
         experimental.__dict__["coordinator"] = found
         return found
     return _missing_from("distribute.experimental", otherwise="")(name)

@@ -6,10 +6,7 @@ import enum
 import functools
 from typing import Any
 
-from replicax._base import doc_pages, tracebacks
-from replicax._base.atomic_files import AnyPath
-from replicax._saved_model import loading, saving
-from replicax._saved_model.asset import Asset as Asset
+from replicax.tf._core import AnyPath, Asset, doc_pages, loading, saving, tracebacks
 
 
 class VariablePolicy(enum.Enum):
