@@ -9,8 +9,8 @@ from typing import Any
 
 from replicax._parameter_server.cut_flow import Facts, explored, shipped_nodes
 from replicax._parameter_server.cut_graph import Value
-from replicax._parameter_server.cut_rules import Node, Step, constant_of, pair_operands, replaces
-from replicax._parameter_server.cut_sums import additions, needs_of
+from replicax._parameter_server.cut_rules import Node, constant_of, pair_operands, replaces
+from replicax._parameter_server.cut_sums import compute, whole
 
 Place = tuple[int, int]  # the number of a leaf, and of a part of it
 
@@ -42,11 +42,10 @@ class Side:
         facts = explored(wanted, lambda node: node in here)
         own = functools.reduce(operator.or_, (1 << leaf for leaf, _ in here.values()), 0)
         cut = shipped_nodes(wanted, facts, lambda node, fact: _cost(node, fact, lambda x: unread(x & own), dear))
-        steps = {node: fact.step for node, fact in facts.items() if fact.step is not None and node not in cut}
-        self._sums = additions(steps, wanted)
-        self._steps = self._computed(steps, wanted)
+        self._steps = {node: fact.step for node, fact in facts.items() if fact.step is not None and node not in cut}
+        used = self._slice(wanted)
+        self._steps = {node: step for node, step in self._steps.items() if node in used}
         self._order = {node: i for i, node in enumerate(self._steps)}
-        used = {need for node in self._steps for need in self._needs(node)} | {*wanted}
         self.shipped = [node for node in facts if node in used and node in cut]
         self._shipped = frozenset(self.shipped)
         self.read = [here[node] for node in facts if node in used and node in here]
@@ -54,17 +53,7 @@ class Side:
         self.stale = [place for place in targets if place in olds and self._is_stale(place, olds[place])]
 
     def _needs(self, node: Node) -> Sequence[Node]:
-        return [*needs_of(node, self._steps, self._sums)] if node in self._steps else ()
-
-    def _computed(self, steps: dict[Node, Step], wanted: Sequence[Node]) -> dict[Node, Step]:
-        """Returns the steps that are needed, in order."""
-        needed, waiting = set[Node](), [*wanted]
-        while waiting:
-            node = waiting.pop()
-            if node not in needed:
-                needed.add(node)
-                waiting += needs_of(node, steps, self._sums) if node in steps else ()
-        return {node: step for node, step in steps.items() if node in needed}
+        return self._steps[node].operands if node in self._steps else ()
 
     def _slice(self, nodes: Iterable[Node]) -> set[Node]:
         """Returns all nodes that some are computed from on the server."""
@@ -115,33 +104,23 @@ class Side:
 
         def update(olds: Sequence[Any], others: Sequence[Any], shipped: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             known: dict[Node, Any] = {}
+
+            def value_of(node: Node) -> Any:
+                return known[node] if node in known else constant_of(node)
+
             known.update((nodes[place], array) for place, array in zip(writes, olds) if place in nodes)
             known.update((nodes[place], array) for place, array in zip(reads, others))
             remaining = iter(shipped)
             for node in self.shipped:
                 known[node] = (next(remaining), next(remaining)) if node.pairs else next(remaining)
-            self._run(known)
-            value_of = _value_of(known)
-            news = {place: value_of(node) for place, node in self.targets.items()}
+            for node, step in self._steps.items():
+                if node not in known:
+                    results = compute(step, [value_of(operand) for operand in step.operands])
+                    known.update((Node(value, node.rows), result) for value, result in zip(step.op.outputs, results))
+            news = {place: whole(value_of(node)) for place, node in self.targets.items()}
             return [news[place] for place in writes], [news[place] for place in answered]
 
         return update
-
-    def _run(self, known: dict[Node, Any]) -> None:
-        """Computes all steps of what is known."""
-        value_of = _value_of(known)
-        for node, step in self._steps.items():
-            if node in known:
-                continue
-            if node in self._sums:
-                known[node] = self._sums[node].compute(value_of)
-                continue
-            results = step.compute([value_of(operand) for operand in step.operands])
-            known.update((Node(value, node.rows), result) for value, result in zip(step.op.outputs, results))
-
-
-def _value_of(known: Mapping[Node, Any]) -> Callable[[Node], Any]:
-    return lambda node: known[node] if node in known else constant_of(node)
 
 
 def side_of(here: Mapping[Node, Place], targets: Mapping[Place, Node], unread: Callable[[int], int]) -> Side:

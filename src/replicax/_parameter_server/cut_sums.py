@@ -1,171 +1,117 @@
-"""Sums of rows that a server adds to an array in their places, in place of adding an array that is mostly zeros.
+"""Arrays that a server computes only when an operation needs all their elements, such as sums of rows.
 
-Rows that are not named stay as they are, even where a factor is infinite or NaN and zeros times it would not be zeros.
+The gradient of a lookup is a scatter-add of rows into zeros. A server adds the rows to the table in their places,
+without an array that is mostly zeros. Other rows stay as they are, even where a factor is infinite or NaN and zeros
+times it would not be zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._parameter_server.cut_rules import Node, Step, pairs_of, scatter_pairs, scatters_rows
-
-Steps = Mapping[Node, Step]
-_Scale = tuple[Callable[..., Any], Node | None]  # an operation on rows and, if it is not None, a scalar
+from replicax._parameter_server.cut_graph import Op, Value
+from replicax._parameter_server.cut_rules import Step, pairs_of, scatter_pairs, scatters_rows
 
 
 class Term(NamedTuple):
-    """Rows that are added to zeros, and what is done to them then.
+    """Rows that the scatter-add `op` adds at the indices `ids`."""
+
+    op: Op
+    ids: Any
+    rows: Any
+
+
+class Lazy:
+    """An array that is computed when all its elements are needed.
 
     Args:
-        node: the sum.
-        ids: the ids of the rows, or pairs of these and the rows.
-        rows: the rows, None where `ids` has them.
-        scales: the operations.
+        make: computes the array.
+        scalar: the value of each element, if all are equal.
+        terms: the rows whose sum the array is, if it is zero elsewhere.
     """
 
-    node: Node
-    ids: Node
-    rows: Node | None
-    scales: tuple[_Scale, ...]
+    def __init__(self, make: Callable[[], Any], scalar: Any = None, terms: Sequence[Term] = ()):
+        self._make, self.scalar, self.terms = make, scalar, terms
+
+    @functools.cached_property
+    def whole(self) -> Any:
+        """The array."""
+        return self._make()
 
 
-class Addition(NamedTuple):
-    """An array to which rows are added.
-
-    Args:
-        base: the array.
-        terms: the rows.
-        through: the nodes that need not be computed.
-    """
-
-    base: Node
-    terms: tuple[Term, ...]
-    through: tuple[Node, ...]
-
-    @property
-    def needs(self) -> list[Node]:
-        """What it is computed from."""
-        found = [self.base]
-        for term in self.terms:
-            found += [
-                node for node in (term.ids, term.rows, *(scalar for _, scalar in term.scales)) if node is not None
-            ]
-        return found
-
-    def compute(self, value_of: Callable[[Node], Any]) -> Any:
-        """Returns the sum."""
-        total = value_of(self.base)
-        for term in self.terms:
-            op = term.node.value.op
-            assert op is not None
-            found = value_of(term.ids)
-            ids, rows = found if term.rows is None else pairs_of(op, found, value_of(term.rows))
-            for scale, scalar in term.scales:
-                rows = scale(rows) if scalar is None else scale(rows, value_of(scalar))
-            (total,) = scatter_pairs(op, total, ids, rows)
-        return total
+def whole(value: Any) -> Any:
+    """Return an array for an array, a `Lazy`, or a pair of ids and rows."""
+    return value.whole if isinstance(value, Lazy) else value
 
 
-def additions(steps: Steps, targets: Sequence[Node]) -> dict[Node, Addition]:
-    """Finds the sums of which no part is needed for anything else, of a program that computes the targets."""
-    sums: dict[Node, tuple[tuple[Term, ...], tuple[Node, ...]]] = {}  # what is rows alone
-    found: dict[Node, Addition] = {}
-    for node, step in steps.items():
-        if (alone := _rows_alone(step, sums, steps)) is not None:
-            sums[node] = alone[0], (*alone[1], node)
-        elif step.op.name in ("add", "add_any", "sub") and (added := _added(step, sums)) is not None:
-            found[node] = added
-    while True:
-        used = _computed(steps, found, targets)
-        dense = [node for node, added in found.items() if node in used and not used.isdisjoint(added.through)]
-        if not dense:
-            return {node: added for node, added in found.items() if node in used}
-        for node in dense:
-            del found[node]
+def compute(step: Step, operands: Sequence[Any]) -> list[Any]:
+    """Compute a step. Operands and results are arrays or `Lazy`; ids and rows are a pair."""
 
+    def results() -> list[Any]:
+        return step.compute([whole(operand) for operand in operands])
 
-def needs_of(node: Node, steps: Steps, sums: Mapping[Node, Addition]) -> Iterable[Node]:
-    """Returns what a server computes a node from."""
-    if node in sums:
-        return sums[node].needs
-    return steps[node].operands if node in steps else ()
-
-
-def _computed(steps: Steps, sums: Mapping[Node, Addition], targets: Sequence[Node]) -> set[Node]:
-    computed, waiting = set[Node](), list(targets)
-    while waiting:
-        node = waiting.pop()
-        if node not in computed:
-            computed.add(node)
-            waiting += needs_of(node, steps, sums)
-    return computed
-
-
-_Sums = Mapping[Node, tuple[tuple[Term, ...], tuple[Node, ...]]]
-
-
-def _rows_alone(step: Step, sums: _Sums, steps: Steps) -> tuple[tuple[Term, ...], tuple[Node, ...]] | None:
-    """Returns the rows that a node is the sum of, if it is nothing else."""
-    op, name = step.op, step.op.name
-    (result,) = op.outputs if len(op.outputs) == 1 else (None,)
-    if name == "scatter-add" and result is not None and scatters_rows(op) and result.aval.dtype.itemsize >= 4:
-        own = Term(Node(result, step.operands[0].rows), step.operands[1], (*step.operands, None)[2], ())
-        base = sums.get(step.operands[0])
-        if base is not None or _is_zero(step.operands[0]):
-            return (*(base[0] if base else ()), own), base[1] if base else ()
-    if name in ("add", "add_any") and all(operand in sums for operand in step.operands):
-        (one, through), (other, passed) = (sums[operand] for operand in step.operands)
-        return (*one, *other), (*through, *passed)
-    scaled = _scale(step, sums, steps)
-    if scaled is None:
-        return None
-    terms, through = sums[step.operands[scaled[0]]]
-    return tuple(term._replace(scales=(*term.scales, scaled[1])) for term in terms), through
-
-
-def _scale(step: Step, sums: _Sums, steps: Steps) -> tuple[int, _Scale] | None:
-    """Returns which operand is rows, and what is done to them."""
     op = step.op
-    if op.name in ("neg", "copy") and step.operands[0] in sums:
-        return 0, (lambda rows: op.compute([rows])[0], None)
-    if op.name not in ("mul", "div"):
+    if op.name == "broadcast_in_dim" and op.inputs[0].aval.shape == ():
+        return [Lazy(lambda: results()[0], scalar=whole(operands[0]))]
+    if terms := _terms(step, operands):
+        return [Lazy(lambda: results()[0], terms=terms)]
+    if (total := _added(op, operands)) is not None:
+        return [total]
+    return results()
+
+
+def _terms(step: Step, operands: Sequence[Any]) -> list[Term]:
+    """Return the rows whose sum the result is; none if it is anything else."""
+    op, name = step.op, step.op.name
+    terms = [list(operand.terms) if isinstance(operand, Lazy) else [] for operand in operands]
+    if name == "scatter-add" and scatters_rows(op) and op.outputs[0].aval.dtype.itemsize >= 4:
+        if not terms[0] and not _is_zero(step.operands[0].value):
+            return []
+        ids, rows = operands[1] if step.operands[1].pairs else pairs_of(op, *map(whole, operands[1:]))
+        return [*terms[0], Term(op, ids, rows)]
+    if name in ("add", "add_any") and all(terms):
+        return [*terms[0], *terms[1]]
+    if name in ("neg", "copy"):
+        return _map_rows(terms[0], lambda rows: op.compute([rows])[0])
+    scalars = [_scalar(operand) for operand in operands]
+    if name in ("mul", "div") and terms[0] and scalars[1] is not None:
+        return _map_rows(terms[0], lambda rows: op.compute([rows, scalars[1]])[0])
+    if name == "mul" and terms[1] and scalars[0] is not None:
+        return _map_rows(terms[1], lambda rows: op.compute([scalars[0], rows])[0])
+    return []
+
+
+def _scalar(operand: Any) -> Any:
+    """Return the value of each element; None if they differ."""
+    if isinstance(operand, Lazy):
+        return operand.scalar
+    return operand if getattr(operand, "shape", None) == () else None
+
+
+def _map_rows(terms: Sequence[Term], function: Callable[[Any], Any]) -> list[Term]:
+    return [Term(op, ids, function(rows)) for op, ids, rows in terms]
+
+
+def _added(op: Op, operands: Sequence[Any]) -> Any:
+    """Return the sum of an array and of rows; None for other operations and operands."""
+    if op.name not in ("add", "add_any", "sub") or op.inputs[0].aval.shape != op.inputs[1].aval.shape:
         return None
-    if step.operands[0] in sums and (scalar := _scalar(step.operands[1], steps)):
-        return 0, (lambda rows, scalar: op.compute([rows, scalar])[0], scalar)
-    if op.name == "mul" and step.operands[1] in sums and (scalar := _scalar(step.operands[0], steps)):
-        return 1, (lambda rows, scalar: op.compute([scalar, rows])[0], scalar)
+    for total, other in (operands, operands[::-1]):
+        if isinstance(other, Lazy) and other.terms and (op.name != "sub" or other is operands[1]):
+            total = whole(total)
+            for term in _map_rows(other.terms, jnp.negative) if op.name == "sub" else other.terms:
+                (total,) = scatter_pairs(term.op, total, term.ids, term.rows)
+            return total
     return None
 
 
-def _scalar(node: Node, steps: Steps) -> Node | None:
-    """Returns the scalar of which each element of a node is a copy."""
-    if node.value.aval.shape == ():
-        return node
-    op = node.value.op
-    if node in steps and op is not None and op.name == "broadcast_in_dim" and op.inputs[0].aval.shape == ():
-        return Node(op.inputs[0])
-    return None
-
-
-def _added(step: Step, sums: _Sums) -> Addition | None:
-    one, other = step.operands
-    if other in sums and one not in sums and one.value.aval.shape == other.value.aval.shape:
-        terms, through = sums[other]
-        if step.op.name == "sub":
-            terms = tuple(term._replace(scales=(*term.scales, (jnp.negative, None))) for term in terms)
-        return Addition(one, terms, through)
-    if one in sums and other not in sums and step.op.name != "sub" and one.value.aval.shape == other.value.aval.shape:
-        return Addition(other, *sums[one])
-    return None
-
-
-def _is_zero(node: Node) -> bool:
-    """Returns whether all elements of a node are the constant 0."""
-    value = node.value
+def _is_zero(value: Value) -> bool:
+    """Return whether all elements of a value are the constant 0."""
     while value.op is not None and value.op.name in ("broadcast_in_dim", "copy", "reshape"):
         value = value.op.inputs[0]
-    return value.is_constant and value.aval.shape == () and not np.asarray(value.whole_constant()).any()
+    return value.is_constant and value.aval.shape == () and not np.asarray(value.constant).any()
