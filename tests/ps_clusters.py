@@ -226,7 +226,7 @@ class Cluster:
 
     def patience(self, seconds: float) -> None:
         """Has the coordinator wait so long without any worker, from the next wait on."""
-        self.coordinator._queue._timeout = seconds
+        self.coordinator._queue._workers.timeout = seconds
 
     def wait_for_workers(self, count: int) -> None:
         """Waits until so many workers run functions."""

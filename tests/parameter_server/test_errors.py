@@ -290,12 +290,12 @@ def test_waiting_for_what_runs_ends_where_no_worker_is_there_any_more():
     closure = queue.take(link)
     queue.put_back(closure, link)
     queue.left(link)
-    with pytest.raises(UnavailableError, match="No worker was there"), queue.alone_here():
+    with pytest.raises(UnavailableError, match="No worker was there"), queue.alone():
         pytest.fail("it did not wait for the function that is to run again")
     queue.joined(link)
     assert queue.take(link) is closure, "nothing waits to be alone any more"
     queue.ended(closure, link, lambda: "ended")
-    with queue.alone_here():
+    with queue.alone():
         assert closure.value.get() == "ended"
 
 

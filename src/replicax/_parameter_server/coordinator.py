@@ -70,7 +70,7 @@ class ClusterCoordinator:
         self._queue = ClosureQueue(self._cluster.numbers, state.timeouts()["start"])
         self._planner = Planner(self._cluster, strategy)
         self._cluster.on_lost(self._queue.fail_all)
-        self._cluster.alone = self._queue.alone_here
+        self._cluster.alone = self._queue.alone
         self._links = [
             WorkerLink(self._cluster, self._queue, self._planner, index)
             for index in range(len(self._cluster.worker_addresses))
