@@ -7,6 +7,7 @@ import re
 from itertools import groupby
 from pathlib import Path
 
+from replicax._base.commands import front_ends
 from replicax._base.environment_variables import VARIABLES
 from replicax._base.exit_codes import EXIT_CODES
 from replicax._commands.table import COMMANDS, PROGRAM
@@ -45,7 +46,8 @@ def environment() -> str:
         "`replicax info` shows which of them are set, and what is wrong with them.",
         "",
     ]
-    for group, variables in groupby(VARIABLES, key=lambda variable: variable.group):
+    all_variables = (*VARIABLES, *(variable for added in front_ends() for variable in added.variables))
+    for group, variables in groupby(all_variables, key=lambda variable: variable.group):
         lines += [f"## {group}", ""]
         for variable in variables:
             meaning = _with_code(f"{variable.meaning[0].upper()}{variable.meaning[1:]}.")
@@ -64,7 +66,8 @@ def _with_code(text: str) -> str:
 def exit_codes() -> str:
     """Returns the page of the exit statuses."""
     lines = ["# Exit statuses", "", "What a command, or a program that uses replicax, ends with.", ""]
-    for command, codes in groupby(EXIT_CODES, key=lambda code: code.command):
+    all_codes = (*EXIT_CODES, *(code for added in front_ends() for code in added.exit_codes))
+    for command, codes in groupby(all_codes, key=lambda code: code.command):
         title = f"{command[0].upper()}{command[1:]}" if command.startswith("a ") else command
         lines += [f"## {title}", "", "| status | meaning |", "|---|---|"]
         lines += [f"| {code.status} | {_with_code(code.meaning)} |" for code in codes] + [""]

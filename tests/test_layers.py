@@ -46,8 +46,9 @@ PROGRAMS = ("tf", "_commands")  # packages that import from all others
 # The modules that may use what JAX does not document.
 MAY_USE_JAX_SRC = {"_base.jax_internals"}
 
-# The module through which `replicax.tf` imports the others.
+# The module through which `replicax.tf` imports the others, and that of its commands, which run without JAX.
 THE_DOOR = "tf._core"
+DOORS = {THE_DOOR, "tf._programs._core"}
 
 # Libraries that nobody needs for `import replicax`: they are imported where they are used, if at all.
 NOT_AT_TOP_LEVEL = {
@@ -112,14 +113,14 @@ def test_tf_imports_the_core_through_one_module():
     wrong = [
         f"{module}, line {found.line}: {found.module}"
         for module, imports in GRAPH.imports.items()
-        if is_of_tf(module) and module != THE_DOOR
+        if is_of_tf(module) and module not in DOORS
         for found in imports
         if (target := GRAPH.own_module(found.module)) is not None and not is_of_tf(target)
     ]
     wrong += [
         f"{module}, line {node.lineno}: {node.value!r}"
         for module, tree in GRAPH.trees.items()
-        if is_of_tf(module) and module != THE_DOOR
+        if is_of_tf(module) and module not in DOORS
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and names_the_core(node.value)
     ]
@@ -133,23 +134,22 @@ def names_the_core(text: str) -> bool:
 
 
 def test_tf_uses_each_name_that_the_door_offers():
-    offered = {
-        alias.asname or alias.name
-        for node in ast.walk(GRAPH.trees[THE_DOOR])
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("replicax")
-        for alias in node.names
-    }
-    used = set()
-    for module, tree in GRAPH.trees.items():
-        if is_of_tf(module):
-            used |= set(names_from_the_door(tree))
-    assert sorted(offered - used) == [], f"no module of replicax.tf uses these names of {THE_DOOR}"
+    for door in DOORS:
+        offered = {
+            alias.asname or alias.name
+            for node in ast.walk(GRAPH.trees[door])
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("replicax")
+            for alias in node.names
+        }
+        of_tf = (tree for module, tree in GRAPH.trees.items() if is_of_tf(module))
+        used = {name for tree in of_tf for name in names_from(door, tree)}
+        assert sorted(offered - used) == [], f"no module of replicax.tf uses these names of {door}"
 
 
-def names_from_the_door(tree: ast.Module) -> Iterator[str]:
+def names_from(door: str, tree: ast.Module) -> Iterator[str]:
     """Yields what a module takes: `from ._core import name`, `_core.name`, and `_from("_core", "name")` of a table."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module == f"replicax.{THE_DOOR}":
+        if isinstance(node, ast.ImportFrom) and node.module == f"replicax.{door}":
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "_core":
             yield node.attr

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from replicax._base import environment_variables, exit_codes
+from replicax._base.commands import front_ends
 from replicax._checkpoint import preemption
 from replicax._commands import main, table
 from replicax._commands.info import cluster, command, devices, settings, versions
@@ -274,14 +275,17 @@ def test_commands_to_copy_are_not_folded():
 
 
 def test_every_variable_in_the_source_is_in_the_list_and_the_other_way_round():
-    files = [path for path in (ROOT / "src").rglob("*.py") if path.name != "environment_variables.py"]
+    lists = [ROOT / "src/replicax" / name for name in ("_base/environment_variables.py", "tf/_programs/__init__.py")]
+    files = [path for path in (ROOT / "src").rglob("*.py") if path not in lists]
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
     read = set(re.findall(r"REPLICAX_[A-Z][A-Z_]*[A-Z]", text))
-    assert read == {variable.name for variable in environment_variables.VARIABLES}
+    of_front_ends = [variable for added in front_ends() for variable in added.variables]
+    assert read == {variable.name for variable in (*environment_variables.VARIABLES, *of_front_ends)}
 
 
 def test_the_list_of_exit_codes_has_every_command_and_the_constants():
-    commands = {code.command for code in exit_codes.EXIT_CODES}
+    of_front_ends = [code for added in front_ends() for code in added.exit_codes]
+    commands = {code.command for code in (*exit_codes.EXIT_CODES, *of_front_ends)}
     assert commands >= {f"replicax {each.name}" for each in table.COMMANDS}
     of_programs = {code.status for code in exit_codes.EXIT_CODES if code.command == "a program"}
     constants = (

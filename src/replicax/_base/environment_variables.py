@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 PREFIX = "REPLICAX_"
@@ -125,10 +125,6 @@ VARIABLES = (
         "where a process that fails writes its report; replicax launch sets it, and other launchers may", "",
     ),
     Variable(
-        "REPLICAX_COMPARE", _INTERNAL, "JSON", "not set",
-        "what the recorder of replicax compare is to do, which the command sets", is_for_users=False,
-    ),
-    Variable(
         "REPLICAX_RESTART_COUNT", _INTERNAL, "a whole number", "not set",
         "how often replicax launch has restarted all workers", is_for_users=False,
     ),
@@ -136,34 +132,31 @@ VARIABLES = (
         "REPLICAX_TASK_RESTART_COUNT", _INTERNAL, "a whole number", "not set",
         "with --ps: how often replicax launch has restarted this task", is_for_users=False,
     ),
-    Variable(
-        "REPLICAX_TF_REPORT", _INTERNAL, "a file, or -", "not set",
-        "where replicax run-tf --report writes its report", is_for_users=False,
-    ),
 )  # fmt: skip
 
 
-def find(name: str) -> Variable | None:
-    """Returns the variable of that name, or None."""
-    return next((variable for variable in VARIABLES if variable.name == name), None)
+def find(name: str, variables: Iterable[Variable] = VARIABLES) -> Variable | None:
+    """Return the variable of that name, or None."""
+    return next((variable for variable in variables if variable.name == name), None)
 
 
-def problems(environment: Mapping[str, str]) -> list[str]:
-    """Returns what is wrong with the values and the names of variables that begin with `REPLICAX_`.
+def problems(environment: Mapping[str, str], variables: Sequence[Variable] = VARIABLES) -> list[str]:
+    """Return what is wrong with the values and the names of variables that begin with `REPLICAX_`.
 
     >>> problems({"REPLICAX_STEP_TIMEOUT": "60", "REPLICAX_STEP_TIMOUT": "60"})
     ['REPLICAX_STEP_TIMOUT is set, but replicax reads no such variable. Did you mean REPLICAX_STEP_TIMEOUT?']
     """
     found = []
     for name, value in sorted(environment.items()):
-        if variable := find(name):
+        if variable := find(name, variables):
             if wrong := variable.problem(value):
                 found.append(wrong)
-        elif name.startswith(PREFIX) and (meant := meant_by(name)):
+        elif name.startswith(PREFIX) and (meant := meant_by(name, variables)):
             found.append(f"{name} is set, but replicax reads no such variable. Did you mean {meant}?")
     return found
 
 
-def meant_by(name: str) -> str | None:
-    """Returns the variable whose name is nearly this one, or None. Programs may have variables of their own."""
-    return next(iter(difflib.get_close_matches(name, [each.name for each in VARIABLES], n=1, cutoff=0.87)), None)
+def meant_by(name: str, variables: Iterable[Variable] = VARIABLES) -> str | None:
+    """Return the variable whose name is nearly this one, or None. Programs may have variables of their own."""
+    names = [variable.name for variable in variables]
+    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.87)), None)

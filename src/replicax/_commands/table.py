@@ -3,42 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-from collections.abc import Sequence
-from dataclasses import dataclass
 
-PROGRAM = "replicax"
-
-
-@dataclass(frozen=True)
-class Command:
-    """A subcommand of `replicax`.
-
-    Attributes:
-        name: what follows `replicax` on the command line.
-        group: the heading under which the overview lists it.
-        summary: what it does, in a few words.
-        example: a typical command line.
-        module: its module, which is imported when the command runs. The module has `parser(program)`, which returns the
-            parser without running anything, and `main(arguments, program)`, which returns the exit status.
-    """
-
-    name: str
-    group: str
-    summary: str
-    example: str
-    module: str
-
-    def parser(self) -> argparse.ArgumentParser:
-        """Returns the parser of its options; nothing is run."""
-        result: argparse.ArgumentParser = importlib.import_module(self.module).parser(f"{PROGRAM} {self.name}")
-        return result
-
-    def run(self, arguments: Sequence[str]) -> int:
-        """Runs the command, and returns its exit status."""
-        status: int = importlib.import_module(self.module).main(arguments, f"{PROGRAM} {self.name}")
-        return status
-
+from replicax._base.commands import PROGRAM as PROGRAM
+from replicax._base.commands import Command, front_ends
 
 COMMANDS = (
     Command(
@@ -76,27 +43,7 @@ COMMANDS = (
         "replicax docs how-to/launch",
         "replicax._commands.docs",
     ),
-    Command(
-        "check-tf",
-        "Programs of TensorFlow",
-        "list what a program needs of TensorFlow, and what is missing",
-        "replicax check-tf train.py",
-        "replicax._commands.check_tf",
-    ),
-    Command(
-        "run-tf",
-        "Programs of TensorFlow",
-        "run a program written for TensorFlow, unchanged",
-        "replicax run-tf train.py",
-        "replicax._commands.run_tf",
-    ),
-    Command(
-        "compare",
-        "Programs of TensorFlow",
-        "run a program under TensorFlow and here, and compare its training steps",
-        "replicax compare --tensorflow ~/tensorflow/bin/python train.py",
-        "replicax._commands.compare.command",
-    ),
+    *(command for added in front_ends() for command in added.commands),
     Command(
         "completion",
         "Set up this terminal",

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from replicax._base import program_arguments, tensorflow_programs
+from replicax._base import program_arguments
+from replicax._base.commands import add_front_end_options
 from replicax._base.errors import JobError
 from replicax._job.channel import parse
 from replicax._job.command_lines import JOB_ID, default_job_id
@@ -85,8 +86,7 @@ def parser(program: str) -> argparse.ArgumentParser:
         action="store_false",
         help="leave NPROC and GLIBC_TUNABLES as they are; else they are set so that JAX is safe and fast on CPU",
     )
-    text = "serve TensorFlow's names by replicax.tf, as replicax run-tf does"
-    add("--tf", action="store_true", help=text)
+    add_front_end_options(result)
     text = """a name for the job: launchers and workers of other jobs are refused (default: REPLICAX_JOB_ID, or else
         the program and its arguments)"""
     add("--job-id", dest="job", default=os.environ.get(JOB_ID, ""), metavar="ID", help=text)
@@ -191,8 +191,8 @@ def complete(plan: Plan) -> None:
     check_open_files(plan.here + offers(plan.ps) + plan.evaluator)
     plan.command = _command(plan)
     plan.job = plan.job or default_job_id(plan.program, plan.arguments)
-    if plan.tf:
-        os.environ.update(tensorflow_programs.environment(os.environ))
+    if plan.front_end is not None:
+        os.environ.update(plan.front_end(os.environ))
 
 
 def _command(plan: Plan) -> tuple[str, ...]:

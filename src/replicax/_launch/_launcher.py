@@ -9,7 +9,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 from replicax._job.channel import HEARTBEAT, HEARTBEAT_SECONDS, Message, join_address, seconds_from_environment
@@ -62,7 +62,7 @@ class Plan(argparse.Namespace):
     start_timeout: float  # seconds for the launchers of all machines to come together
     grace: float | None  # seconds from the request to end to SIGKILL; None for the usual
     color: str  # "auto", "always" or "never"
-    tf: bool  # workers find replicax.tf under TensorFlow's names
+    front_end: Callable[[Mapping[str, str]], dict[str, str]] | None  # makes the environment of its programs
     tuning: bool  # workers get the settings that make JAX safe and fast on CPU
 
 

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from replicax._base import program_arguments, tensorflow_programs
+from replicax._base import program_arguments
+from replicax._base.commands import add_front_end_options
 from replicax._base.planning import PlanError
 from replicax._plan import chips, environment, options
 
@@ -53,8 +54,7 @@ def parser(name: str) -> argparse.ArgumentParser:
     add("--compare", action="store_true", help=text)
     text = "search the largest batch that fits the memory of a device, by further compilations"
     add("--largest-batch", action="store_true", help=text)
-    text = "serve TensorFlow's names by replicax.tf, as replicax run-tf does"
-    add("--tf", action="store_true", help=text)
+    add_front_end_options(result)
     add("--picture", metavar="FILE", help="draw the plan to this file, such as plan.svg")
     return result
 
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str], name: str) -> int:
     devices = options.virtual_devices(first)
     variables = {**os.environ, "JAX_PLATFORMS": "cpu", "REPLICAX_VIRTUAL_DEVICES": devices}
     variables.pop("TF_CONFIG", None)  # the plan is made in one process
-    variables = tensorflow_programs.environment(variables) if given.tf else variables
+    variables = given.front_end(variables) if given.front_end else variables
     command = [sys.executable, "-m", "replicax._plan.program", json.dumps(dataclasses.asdict(chosen))]
     with subprocess.Popen([*command, *chosen.command], env=variables) as process:
         try:

@@ -2,7 +2,7 @@
 
 import sys
 
-from replicax.tf._core import run_tf
+from replicax.tf._programs import run_tf
 
 if __name__ == "__main__":
     sys.exit(run_tf.main(sys.argv[1:], "python -m replicax.tf"))

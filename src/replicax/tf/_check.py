@@ -1,4 +1,4 @@
-"""The work of the command `replicax check-tf`, whose options are in `_commands/check_tf.py`."""
+"""The work of the command `replicax check-tf`, whose options are in `_programs/check_tf.py`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from replicax.tf._core import check_tf
 from replicax.tf._findings import Findings
+from replicax.tf._programs import check_tf
 
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
 

@@ -137,7 +137,6 @@ from replicax._variables.variable import Variable
 
 if TYPE_CHECKING:
     from replicax import cluster_resolver, coordinator, tpu, train
-    from replicax._commands import check_tf, run_tf
     from replicax._control_flow import cond_and_loops
     from replicax._data.cardinality import assert_cardinality
     from replicax._parameter_server import scheduling
@@ -154,8 +153,6 @@ _LATER: dict[str, tuple[str, str | None]] = {
     "coordinator": ("replicax.coordinator", None),
     "tpu": ("replicax.tpu", None),
     "train": ("replicax.train", None),
-    "check_tf": ("replicax._commands.check_tf", None),
-    "run_tf": ("replicax._commands.run_tf", None),
     "cond_and_loops": ("replicax._control_flow.cond_and_loops", None),
     "assert_cardinality": ("replicax._data.cardinality", "assert_cardinality"),
     "scheduling": ("replicax._parameter_server.scheduling", None),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import replicax
 from replicax._base import environment_variables
+from replicax._base.commands import front_ends
+from replicax._base.environment_variables import VARIABLES
 from replicax._base.errors import JobError
 from replicax._commands.info.section import Section, readable_bytes
 from replicax._transport import secret
@@ -21,17 +23,18 @@ _OTHERS = ("CUDA_VISIBLE_DEVICES", "JAX_COMPILATION_CACHE_DIR", "JAX_NUM_CPU_DEV
 def settings() -> Section:
     """Returns the environment variables that are set and what is wrong with them. Secrets are not shown."""
     section = Section("Settings")
+    known_variables = (*VARIABLES, *(variable for added in front_ends() for variable in added.variables))
     variables: dict[str, str] = {}
     for name in sorted(os.environ):
         if name.startswith(environment_variables.PREFIX):
-            known = environment_variables.find(name)
+            known = environment_variables.find(name, known_variables)
             # The value of an unknown variable may be a secret under a misspelled name.
             variables[name] = known.shown(os.environ[name]) if known else "(unknown, not shown)"
         elif name in _OTHERS:
             variables[name] = os.environ[name]
     section.data["variables"] = variables
     section.rows += variables.items()
-    section.problems += environment_variables.problems(os.environ)
+    section.problems += environment_variables.problems(os.environ, known_variables)
     for name, error in replicax._unusable.items():  # what importing replicax has found, unless it is told already
         if not any(problem.startswith(name) for problem in section.problems):
             section.problems.append(f"{name}: {error}")

@@ -1,6 +1,6 @@
 """Runs when Python starts below `replicax run-tf`, in the program and in the processes that it starts.
 
-The folder of this file is on their PYTHONPATH (`_base/tensorflow_programs.py`). Nothing is imported until the program
+The folder of this file is on their PYTHONPATH (`_programs/environment.py`). Nothing is imported until the program
 imports TensorFlow or Keras, so that a process that needs neither starts as fast as ever.
 """
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from replicax._base import program_arguments, tensorflow_programs
-from replicax._launch._environment import with_large_pages
+from replicax.tf._programs import environment
+from replicax.tf._programs._core import program_arguments, with_large_pages
 
 _DESCRIPTION = """\
 Run a program of TensorFlow's as it is, on JAX: `import tensorflow` gives it, and the libraries that it imports,
@@ -42,7 +42,7 @@ def parser(name: str) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str], name: str) -> int:
     """Runs the program in place of this process, where the system can; returns its exit status where not."""
     given = parser(name).parse_args(_with_values(arguments))
-    variables = tensorflow_programs.environment(os.environ)
+    variables = environment.environment(os.environ)
     if not given.no_tuning:
         variables = with_large_pages(variables)
     if given.report is not None:

@@ -1,4 +1,4 @@
-"""How programs of TensorFlow's are started, so that `import tensorflow` gives them `replicax.tf`."""
+"""The environment in which `import tensorflow` gives a program `replicax.tf`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 # Variables that say where compiled programs are kept (`_base/compilation_cache.py`): the first is ours.
 _CACHES = "REPLICAX_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
 # The folder of the `sitecustomize` that serves TensorFlow's names.
-_AT_START = Path(__file__).parents[1] / "tf" / "_at_start"
+_AT_START = Path(__file__).parents[1] / "_at_start"
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:

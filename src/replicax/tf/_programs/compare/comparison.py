@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from replicax._commands.compare._replicax_recorder import recorder
+from replicax.tf._programs.compare._replicax_recorder import recorder
 
 _OF_CHANGE = 10  # a variable may differ by so many times `rtol` of its change since the program began
 _ROUNDING = 1e-6  # of a variable's largest element, and of the largest change of a trainable variable

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import replicax
-from replicax._commands.compare import command, comparison, report
-from replicax._commands.compare._replicax_recorder import hooks
-from replicax._commands.compare._replicax_recorder.recorder import EnoughSteps, Recorder
+from replicax.tf._programs.compare import command, comparison, report
+from replicax.tf._programs.compare._replicax_recorder import hooks
+from replicax.tf._programs.compare._replicax_recorder.recorder import EnoughSteps, Recorder
 
 SERVED = Path(replicax.__file__).parent / "tf" / "_at_start"
 
@@ -294,7 +294,7 @@ def test_a_python_with_tensorflow_has_to_be_named(tmp_path, monkeypatch, capsys)
 
 @pytest.mark.parametrize("option", ["--rtol=nan", "--rtol=-1", "--rtol=0", "--steps=0"])
 def test_numbers_that_compare_nothing_are_refused(option, capsys):
-    from replicax._commands.compare import command
+    from replicax.tf._programs.compare import command
 
     with pytest.raises(SystemExit) as ended:
         command.main([option, "program.py"], "replicax compare")
@@ -302,7 +302,7 @@ def test_numbers_that_compare_nothing_are_refused(option, capsys):
 
 
 def test_a_record_of_an_earlier_comparison_is_not_read(tmp_path, monkeypatch, capsys):
-    from replicax._commands.compare import command
+    from replicax.tf._programs.compare import command
 
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 1\n")

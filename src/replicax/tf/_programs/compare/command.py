@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from replicax._base import program_arguments, tensorflow_programs
-from replicax._export.command import TENSORFLOW, VARIABLE
+from replicax.tf._programs._core import TENSORFLOW, VARIABLE, program_arguments
+from replicax.tf._programs.environment import environment as with_our_names
 
 _EQUAL, _DIFFERENT, _WRONG, _FAILED, _INTERRUPTED = 0, 1, 2, 3, 130
 _RUNNER = Path(__file__).with_name("_replicax_recorder") / "run.py"
@@ -119,14 +119,14 @@ def _problem(chosen: argparse.Namespace) -> str | None:
 
 def _compare(chosen: argparse.Namespace, folder: Path, name: str) -> int:
     """Run the program twice, print the report, and return the exit status."""
-    from replicax._commands.compare import comparison, report  # and NumPy, which the help does without
+    from replicax.tf._programs.compare import comparison, report  # and NumPy, which the help does without
 
     for library in ("tensorflow", "replicax"):  # of an earlier comparison in this --folder
         (folder / library / "events.jsonl").unlink(missing_ok=True)
     environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "KERAS_BACKEND": "tensorflow"}
     failed = _run(chosen, folder, "TensorFlow", os.path.expanduser(chosen.tensorflow), environment, {})
     if not failed:
-        environment = tensorflow_programs.environment(os.environ)
+        environment = with_our_names(os.environ)
         failed = _run(chosen, folder, "replicax", sys.executable, environment, {"replay": str(folder / "tensorflow")})
     theirs, ours = (comparison.Run.read(str(folder / library)) for library in ("tensorflow", "replicax"))
     compared = comparison.compare(theirs, ours, chosen.rtol)

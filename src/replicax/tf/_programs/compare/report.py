@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from replicax._commands.compare._replicax_recorder import recorder
-from replicax._commands.compare.comparison import Comparison, Difference, Step
+from replicax.tf._programs.compare._replicax_recorder import recorder
+from replicax.tf._programs.compare.comparison import Comparison, Difference, Step
 
 _DRIFT = 1e-5  # a difference of variables, relative to their change, that is more than rounding at the first step
 _CONSTANT = "constant in TensorFlow"  # so that a difference has no change to be relative to
