@@ -72,6 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("processes")
         if "tensorflow_python" in fixtures:
             item.add_marker("tensorflow")
+    selection.excuse(items)
     selection.deal(config, items)
     selection.leave_out(config, items)
 

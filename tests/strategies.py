@@ -11,7 +11,7 @@ import inspect
 import math
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -100,7 +100,12 @@ def another() -> rx.MirroredStrategy:
 
 
 class Kind(NamedTuple):
-    """A strategy that the shared tests run over."""
+    r"""A strategy that the shared tests run over.
+
+    `changes` has the tests whose behaviour the strategy changes on purpose, each with the reason: the name of a test,
+    or a regular expression for the beginning of its name with parameters, such as r"test_x\[eager". These tests have to
+    fail under the strategy (see `selection.excuse`).
+    """
 
     replicas: int
     make: Callable[[], rx.Strategy]
@@ -108,6 +113,12 @@ class Kind(NamedTuple):
     copies: bool = True  # each replica has a copy of a variable
     logical: bool = False  # a replica has several devices, and all have values of the same shapes
     size: bool = False  # as another one, but for the number of replicas
+    changes: Mapping[str, str] = {}
+
+    @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        """The marks that every test of this strategy gets."""
+        return [pytest.mark.changes(self.changes)] if self.changes else []
 
 
 # The one table: a strategy that is new takes one line here.
@@ -168,7 +179,7 @@ def over(
             pytest.param(
                 *((kind.make, kind.replicas) if counts else (kind.make,)),
                 id=name,
-                marks=pytest.mark.strategy(name),
+                marks=[pytest.mark.strategy(name), *kind.marks],
             )
             for name, kind in chosen.items()
         ]
@@ -195,12 +206,15 @@ def dealt(names: str, cases: Sequence[Any], *, ids: Callable[[Any], Any] = str, 
     for i in range(max(len(cases), len(chosen))):
         title, kind = chosen[(i + i // len(chosen)) % len(chosen)]
         case = cases[i % len(cases)] if count > 1 else (cases[i % len(cases)],)
-        values.append((kind.make, kind.replicas, *case))
+        values.append((kind, case))
         titles.append("-".join([title, *(str(ids(value)) for value in case)]))
 
     def mark(test: Callable[..., None]) -> Any:
         counts = "n" in inspect.signature(test).parameters
-        given = values if counts else [(make, *case) for make, _, *case in values]
+        given = [
+            pytest.param(kind.make, *([kind.replicas] if counts else []), *case, marks=kind.marks)
+            for kind, case in values
+        ]
         return pytest.mark.parametrize(f"make, n, {names}" if counts else f"make, {names}", given, ids=titles)(test)
 
     return mark
