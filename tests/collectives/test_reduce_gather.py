@@ -280,6 +280,21 @@ def test_variables_and_mirrored_values(n, way):
 
 @several
 @ways
+def test_mean_and_rows_of_copies_that_may_differ_are_those_of_all(n, way):
+    strategy = mirrored(n)
+    with strategy.scope():
+        v = rx.Variable([0.0, 1.0], copies_may_differ=True)
+    strategy.run(lambda: v.assign_add(4.0 * ctx().replica_id_in_sync_group * jnp.ones(2)))
+    mean = 4.0 * (n - 1) / 2
+    assert way(lambda: strategy.reduce(MEAN, v, axis=None))().tolist() == [mean, mean + 1]
+    assert float(way(lambda: strategy.reduce(MEAN, v, axis=0))()) == mean + 0.5
+    assert way(lambda: strategy.gather(v, axis=0))().tolist() == [x + 4.0 * i for i in range(n) for x in (0.0, 1.0)]
+    with pytest.raises(AssertionError, match="sum of a mirrored value is ambiguous"):
+        way(lambda: strategy.reduce(SUM, v, axis=None))()
+
+
+@several
+@ways
 def test_mean_of_a_mirrored_variable_is_that_of_its_first_copy(n, way):
     """With an axis, TensorFlow takes the mean of all copies (docs/reference/differences.md)."""
     strategy = mirrored(n)

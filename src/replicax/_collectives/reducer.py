@@ -93,7 +93,8 @@ class Reducer:
         """Returns the concatenation of the components along `axis`; a value that is not distributed as it is."""
         value = self._checked(ReduceOp.MEAN, value)
         if isinstance(value, DistributedValues) and value._is_mirrored:
-            value = PerReplica([_read(component) for component in value.values], self.mesh)
+            of_variable = is_variable(value)
+            value = self._components(value.values, value) if of_variable else PerReplica(value.values, self.mesh)
         if self.mesh.size == 1 and isinstance(value, PerReplica) and traced_component(value) is None:
             return value.values[0]
         return self._gathered(value, axis)
@@ -189,15 +190,12 @@ class Reducer:
             return value
         if isinstance(value, IndexedSlices):
             return PerReplica([value], mesh)
-        array = as_array(_read(value))
-        if frames.frame().local:  # within compiled replicas
-            return of_traced(PerReplica, array, mesh)
-        if frames.is_tracing():
-            return of_array(PerReplica, as_rows(array, mesh), mesh)
-        return PerReplica([array], mesh)
+        return self._components([value], value)
 
     def _checked(self, op: ReduceOp, value: Leaf) -> Leaf:
-        """Returns a mirrored value or variable as it is, and others that are distributed as `PerReplica`.
+        """Return a mirrored value or variable as it is, and others that are distributed as `PerReplica`.
+
+        A variable whose copies may differ counts as `PerReplica` for a mean.
 
         Raises:
             AssertionError: the sum of a mirrored value.
@@ -208,7 +206,19 @@ class Reducer:
             "The sum of a mirrored value is ambiguous: it is the same on every replica. Reduce a PerReplica value, or "
             "multiply by the number of replicas."
         )
-        return value if value._is_mirrored else self._own(value._as_distributed())
+        if not value._is_mirrored:
+            return self._own(value._as_distributed())
+        if getattr(value, "_copies_may_differ", None) is True and self.mesh.size > 1:
+            return self._components(value.values, value)
+        return value
+
+    def _components(self, values: Sequence[Leaf], traced: Leaf) -> PerReplica:
+        """Return a value with these components; in a trace, each replica's copy of `traced`."""
+        if frames.frame().local:  # within compiled replicas
+            return of_traced(PerReplica, as_array(_read(traced)), self.mesh)
+        if frames.is_tracing():
+            return of_array(PerReplica, as_rows(as_array(_read(traced)), self.mesh), self.mesh)
+        return PerReplica([as_array(_read(value)) for value in values], self.mesh)
 
     def _non_distributed(self, op: ReduceOp, value: Leaf) -> Leaf:
         if self.mesh.size == 1:

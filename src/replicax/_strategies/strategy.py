@@ -174,7 +174,8 @@ class Strategy(LayoutMethods, OlderMethods):
 
         Args:
             reduce_op: `ReduceOp` or its name in any case.
-            value: a `PerReplica` value, or a nest of them, in which None stays None.
+            value: a `PerReplica` value, or a nest of them, in which None stays None. The mean of a mirrored variable is
+                the variable, since its copies are equal; of one with `copies_may_differ=True` it is the mean of them.
             axis: None to combine elementwise across replicas only. An int or a tuple of them to reduce each component
                 along it first: components may then differ in size, and the mean weighs every element equally.
 

@@ -26,12 +26,14 @@ _refuse_different = True
 
 
 class MayDiffer(enum.Enum):
-    """A further value of `copies_may_differ`, for variables that another library or an optimizer creates.
+    """Further values of `copies_may_differ`, for variables that another library or an optimizer creates.
 
     UNLESS_DIVIDED: the copies may differ, unless the strategy divides the variable among the replicas.
+    REDUCED_AS_EQUAL: the copies may differ, but `strategy.reduce` takes the first one for their mean.
     """
 
     UNLESS_DIVIDED = enum.auto()
+    REDUCED_AS_EQUAL = enum.auto()
 
 
 CopiesMayDiffer: TypeAlias = bool | MayDiffer | None

@@ -37,6 +37,7 @@ from replicax.tf._core import (
     name_scope,
     variable_creator_scope,
 )
+from replicax.tf._core import MayDiffer as _MayDiffer
 from replicax.tf._core import Mirrored as _Mirrored
 from replicax.tf._core import MirroredVariable as _MirroredVariable
 from replicax.tf._core import PerReplica as _PerReplica
@@ -92,7 +93,7 @@ class _VariableType(type(_Variable)):  # type: ignore[misc]
             return super().__call__(*args, **kwargs)
         if args and _conversions.registered:
             args = (_conversions.converted(args[0]), *args[1:])
-        return _Variable(*args, **{"copies_may_differ": True, **kwargs})
+        return _Variable(*args, **{"copies_may_differ": _MayDiffer.REDUCED_AS_EQUAL, **kwargs})
 
     def __instancecheck__(cls, value: object) -> bool:
         if cls is not Variable:
