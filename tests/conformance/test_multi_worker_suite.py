@@ -17,7 +17,6 @@ ELSEWHERE = {
     "test_checkpoint.py",  # test_checkpoint_workers.py has what a job of several needs
     "test_contexts.py",  # a context is a matter of threads
     "test_control_flow.py",  # of how a program is traced
-    "test_deprecated.py",  # of names
     "test_tensorflow_checkpoints.py",  # of how files are read
     "test_keras.py",  # whose import takes long: examples/multi_worker.py and test_exact_resume.py train its models
     "test_uneven_replicas.py",  # test_multi_worker_input.py has uneven batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 import replicax
 from replicax.tf._programs.compare import command, comparison, report
-from replicax.tf._programs.compare._replicax_recorder import hooks
+from replicax.tf._programs.compare._replicax_recorder import hooks, recorder
 from replicax.tf._programs.compare._replicax_recorder.recorder import EnoughSteps, Recorder
 
 SERVED = Path(replicax.__file__).parent / "tf" / "_at_start"
@@ -315,3 +316,8 @@ def test_a_record_of_an_earlier_comparison_is_not_read(tmp_path, monkeypatch, ca
     assert command.main(["--tensorflow", str(python), "--folder", "kept", "program.py"], "replicax compare") == 3
     assert "ended with status 1, after 0 steps" in capsys.readouterr().err
     assert not old.exists()
+
+
+def test_examples_of_the_recorder():
+    results = doctest.testmod(recorder)
+    assert results.attempted and not results.failed

@@ -28,7 +28,6 @@ from replicax._report.benchmark import Benchmark
 from replicax._report.placement import Placement
 from replicax._report.progress import is_wanted, progress
 from replicax._strategies import tools
-from replicax._strategies.deprecated import OlderMethods
 from replicax._strategies.extended import StrategyExtended
 from replicax._strategies.logical_devices import LayoutMethods
 from replicax._tracing import active_tapes, autograph_switch, context
@@ -44,8 +43,16 @@ _GATHER_NEEDED = (
     "get_replica_context().all_gather() instead"
 )
 
+_OLDER = """colocate_vars_with configure experimental_distribute_datasets_from_function experimental_run group
+make_dataset_iterator make_input_fn_iterator unwrap update_config_proto"""
+_INSTEAD = {
+    "experimental_run_v2": "it is `run` now",
+    "experimental_make_numpy_dataset": "it is `Dataset.from_tensor_slices` now",
+    **dict.fromkeys(_OLDER.split(), "`import replicax.tf` adds TensorFlow's older methods"),
+}
 
-class Strategy(LayoutMethods, OlderMethods):
+
+class Strategy(LayoutMethods):
     """A way to spread a computation over devices.
 
     Write what one replica does as a function and give it to `run`; make variables inside of `scope`; spread the
@@ -62,6 +69,10 @@ class Strategy(LayoutMethods, OlderMethods):
 
     def __init__(self, extended: StrategyExtended):
         self._extended = extended
+
+    def __getattr__(self, name: str) -> NoReturn:
+        hint = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
     @property
     def extended(self) -> StrategyExtended:

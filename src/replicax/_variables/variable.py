@@ -41,7 +41,6 @@ from replicax._variables.combine import check_arithmetic, combined
 from replicax._variables.mesh_storage import Converted
 from replicax._variables.scattering import Scattering
 from replicax._variables.storage import Leaves, Storage
-from replicax._variables.tf1 import GraphLeftovers
 
 _NONE = VariableAggregation.NONE
 living: Living[Variable] = Living()
@@ -93,7 +92,7 @@ class _readonly:
         raise AttributeError("A variable's value() is a method. To replace the value, call variable.assign(...).")
 
 
-class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, Displayed, metaclass=_VariableType):
+class Variable(ArrayProtocol, Scattering, nest.LeafBase, Displayed, metaclass=_VariableType):
     """State that replicas share: an array, or a whole pytree such as Flax parameters or an Optax state.
 
     Args:

@@ -15,8 +15,10 @@ from replicax.tf import (
     _conversions,
     _dressing,
     _frontend,
+    _graph_leftovers,
     _imports,
     _names,
+    _older_strategies,
     _private,
     _ragged_operators,
     _threefry,
@@ -147,6 +149,8 @@ types = _namespace(
 
 _frontend.install()
 _dressing.dress()
+_graph_leftovers.dress()
+_older_strategies.dress()
 _ragged_operators.plug_in()
 _threefry.compile_quickly()
 

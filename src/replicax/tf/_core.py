@@ -79,7 +79,7 @@ from replicax._data.blocks import Signature, signature
 from replicax._data.calls import call_user
 from replicax._data.composites import Composite, is_composite
 from replicax._data.compression import TFRecordOptions, opened, record_compression
-from replicax._data.dataset import Variant, to_variant
+from replicax._data.dataset import Dataset, Variant, to_variant
 from replicax._data.elements import (
     Nested,
     Probe,
@@ -110,7 +110,6 @@ from replicax._input.iterator import DistributedIterator
 from replicax._report.profiling import profile
 from replicax._strategies.central_storage import CentralStorageStrategy
 from replicax._strategies.default import get_strategy
-from replicax._strategies.deprecated import V1Methods, get_loss_reduction
 from replicax._strategies.extended import StrategyExtended
 from replicax._strategies.mirrored import MirroredStrategy
 from replicax._strategies.multi_worker import ExperimentalMultiWorkerMirroredStrategy, MultiWorkerMirroredStrategy
@@ -120,6 +119,7 @@ from replicax._strategies.tpu import ExperimentalTPUStrategy, TPUStrategy
 from replicax._tracing import autograph_switch, context, dataset_reads, frames, step_failures
 from replicax._tracing.context import (
     ReplicaContext,
+    StrategyLike,
     experimental_set_strategy,
     get_replica_context,
     has_strategy,

@@ -7,8 +7,8 @@ import typing as _typing
 from typing import Any
 
 from replicax.tf import distribute as _v2
-from replicax.tf._core import V1Methods as _V1Methods
-from replicax.tf._core import get_loss_reduction
+from replicax.tf._older_strategies import V1Methods as _V1Methods
+from replicax.tf._older_strategies import get_loss_reduction
 from replicax.tf.distribute import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,

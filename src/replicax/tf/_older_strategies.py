@@ -10,16 +10,24 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NoReturn, ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
-from replicax._base import nest
-from replicax._base.types import InputContext, InputOptions, InputReplicationMode, Leaf, ReduceOp, Tree
-from replicax._data.dataset import Dataset
-from replicax._input.distributed_dataset import DistributedDataset
-from replicax._input.iterator import DistributedIterator
-from replicax._strategies.extended import StrategyExtended
-from replicax._tracing.context import StrategyLike
-from replicax._variables.variable import Variable
+from replicax.tf._core import (
+    Dataset,
+    DistributedDataset,
+    DistributedIterator,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    Leaf,
+    ReduceOp,
+    Strategy,
+    StrategyExtended,
+    StrategyLike,
+    Tree,
+    Variable,
+    nest,
+)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -88,7 +96,7 @@ _NO_SESSION = "leave it out, there is no session to configure"
 
 
 class OlderMethods:
-    """The older methods that every strategy has."""
+    """The older methods, which `dress` gives to every strategy."""
 
     @older("use `run(fn, args=(next(iterator),))`")
     def experimental_run(
@@ -96,10 +104,10 @@ class OlderMethods:
     ) -> Tree:
         """Calls `run(fn, args=(next(input_iterator),))`, or `run(fn)` without one; `OutOfRangeError` at the end.
 
-        >>> import warnings, replicax as rx
+        >>> import warnings, replicax.tf as tf
         >>> warnings.simplefilter("ignore", DeprecationWarning)
-        >>> strategy = rx.OneDeviceStrategy("cpu:0")
-        >>> int(strategy.experimental_run(lambda x: x + 1, iter(rx.data.Dataset.range(2))))
+        >>> strategy = tf.distribute.OneDeviceStrategy("cpu:0")
+        >>> int(strategy.experimental_run(lambda x: x + 1, iter(tf.data.Dataset.range(2))))
         1
         """
         if input_iterator is None:
@@ -111,9 +119,9 @@ class OlderMethods:
     def make_dataset_iterator(self: _Strategy, dataset: object) -> Iterator[Tree]:
         """Returns an iterator over the distributed dataset, with `get_next()` and `initialize()`.
 
-        >>> import warnings, replicax as rx
+        >>> import warnings, replicax.tf as tf
         >>> warnings.simplefilter("ignore", DeprecationWarning)
-        >>> iterator = rx.OneDeviceStrategy("cpu:0").make_dataset_iterator(rx.data.Dataset.range(4).batch(2))
+        >>> iterator = tf.distribute.OneDeviceStrategy("cpu:0").make_dataset_iterator(tf.data.Dataset.range(4).batch(2))
         >>> iterator.get_next().tolist()
         [0, 1]
         """
@@ -127,10 +135,10 @@ class OlderMethods:
     ) -> Iterator[Tree]:
         """Returns an iterator over the datasets that `input_fn` makes, or the results of a function that it returns.
 
-        >>> import warnings, replicax as rx
+        >>> import warnings, replicax.tf as tf
         >>> warnings.simplefilter("ignore", DeprecationWarning)
-        >>> strategy = rx.OneDeviceStrategy("cpu:0")
-        >>> strategy.make_input_fn_iterator(lambda context: rx.data.Dataset.range(4).batch(2)).get_next().tolist()
+        >>> strategy = tf.distribute.OneDeviceStrategy("cpu:0")
+        >>> strategy.make_input_fn_iterator(lambda context: tf.data.Dataset.range(4).batch(2)).get_next().tolist()
         [0, 1]
         """
 
@@ -147,10 +155,10 @@ class OlderMethods:
     ) -> Iterable[Tree]:
         """Calls `distribute_datasets_from_function`.
 
-        >>> import warnings, replicax as rx
+        >>> import warnings, replicax.tf as tf
         >>> warnings.simplefilter("ignore", DeprecationWarning)
-        >>> strategy = rx.OneDeviceStrategy("cpu:0")
-        >>> dataset_fn = lambda context: rx.data.Dataset.range(4).batch(2)
+        >>> strategy = tf.distribute.OneDeviceStrategy("cpu:0")
+        >>> dataset_fn = lambda context: tf.data.Dataset.range(4).batch(2)
         >>> batches = strategy.experimental_distribute_datasets_from_function(dataset_fn)
         >>> [batch.tolist() for batch in batches]
         [[0, 1], [2, 3]]
@@ -161,10 +169,10 @@ class OlderMethods:
     def unwrap(self: _Strategy, value: Tree) -> tuple[Tree, ...]:
         """Calls `experimental_local_results`.
 
-        >>> import warnings, replicax as rx
+        >>> import warnings, replicax.tf as tf
         >>> warnings.simplefilter("ignore", DeprecationWarning)
-        >>> rx.MirroredStrategy(["GPU:0", "GPU:1"]).unwrap(rx.PerReplica([1, 2]))
-        (1, 2)
+        >>> tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).unwrap(1)
+        (1,)
         """
         return self.experimental_local_results(value)
 
@@ -172,9 +180,9 @@ class OlderMethods:
     def group(self: _Strategy, value: Tree, name: str | None = None) -> Leaf:
         """Returns the value if it has one component and no name is given, else None: nothing is left to be run.
 
-        >>> import warnings, replicax as rx
+        >>> import warnings, replicax.tf as tf
         >>> warnings.simplefilter("ignore", DeprecationWarning)
-        >>> rx.OneDeviceStrategy("cpu:0").group(5)
+        >>> tf.distribute.OneDeviceStrategy("cpu:0").group(5)
         5
         """
         results = nest.leaves(self.experimental_local_results(value))
@@ -186,13 +194,13 @@ class OlderMethods:
     ) -> contextlib.AbstractContextManager[None]:
         """Calls `extended.colocate_vars_with`.
 
-        >>> import warnings, replicax as rx
+        >>> import warnings, replicax.tf as tf
         >>> warnings.simplefilter("ignore", DeprecationWarning)
-        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> with strategy.scope():
-        ...     v = rx.Variable(1.0)
+        ...     v = tf.Variable(1.0)
         ...     with strategy.colocate_vars_with(v):
-        ...         slot = rx.Variable(0.0)
+        ...         slot = tf.Variable(0.0)
         >>> slot.device == v.device
         True
         """
@@ -208,31 +216,22 @@ class OlderMethods:
     ) -> None:
         """Does nothing; there is no session to configure.
 
-        >>> import warnings, replicax as rx
+        >>> import warnings, replicax.tf as tf
         >>> warnings.simplefilter("ignore", DeprecationWarning)
-        >>> rx.OneDeviceStrategy("cpu:0").configure()
+        >>> tf.distribute.OneDeviceStrategy("cpu:0").configure()
         """
 
     @older(_NO_SESSION)
     def update_config_proto(self, config_proto: _T) -> _T:
         """Returns its argument; there is no session to configure.
 
-        >>> import warnings, replicax as rx
+        >>> import warnings, replicax.tf as tf
         >>> warnings.simplefilter("ignore", DeprecationWarning)
-        >>> rx.OneDeviceStrategy("cpu:0").update_config_proto("config")
+        >>> tf.distribute.OneDeviceStrategy("cpu:0").update_config_proto("config")
         'config'
         """
         return config_proto
 
-    def __getattr__(self, name: str) -> NoReturn:
-        hint = f": {_GONE[name]} now" if name in _GONE else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
-
-
-_GONE = {
-    "experimental_run_v2": "it is `run`",
-    "experimental_make_numpy_dataset": "it is `Dataset.from_tensor_slices`",
-}
 
 _OMITTED = object()
 
@@ -264,3 +263,10 @@ class V1Methods:
 def get_loss_reduction() -> ReduceOp:
     """Returns the reduction by which losses of replicas are combined: `ReduceOp.SUM`."""
     return ReduceOp.SUM
+
+
+def dress() -> None:
+    """Give strategies the older methods."""
+    for name, method in vars(OlderMethods).items():
+        if not name.startswith("__"):
+            setattr(Strategy, name, method)

@@ -1,4 +1,4 @@
-"""Names of `tf.Variable` that stem from TensorFlow 1's graphs and sessions, which there are none of here."""
+"""`tf.Variable` methods of TensorFlow 1 that refer to graphs or sessions. They do nothing or raise."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import NoReturn
 
 import numpy as np
 
-from replicax._base import errors
-from replicax._base.types import Leaf, Tree
+from replicax.tf._core import Leaf, Tree, Variable, errors
 
 
 class GraphLeftovers:
-    """Does what can be done without a graph, and raises `RuntimeError` for the rest."""
+    """The methods, which do what can be done without a graph, and raise `RuntimeError` for the rest."""
 
     value: Callable[[], Tree]
     numpy: Callable[[], Tree]
@@ -26,8 +25,8 @@ class GraphLeftovers:
     def initial_value(self) -> NoReturn:
         """Not kept: raises `RuntimeError`.
 
-        >>> import replicax as rx
-        >>> rx.Variable(1.0).initial_value
+        >>> import replicax.tf as tf
+        >>> tf.Variable(1.0).initial_value
         Traceback (most recent call last):
         RuntimeError: The initial value is not kept; read the variable before its first assignment.
         """
@@ -36,8 +35,8 @@ class GraphLeftovers:
     def initialized_value(self) -> Tree:
         """Returns the value: variables are always initialized.
 
-        >>> import replicax as rx
-        >>> rx.Variable(1.0).initialized_value().item()
+        >>> import replicax.tf as tf
+        >>> tf.Variable(1.0).initialized_value().item()
         1.0
         """
         return self.value()
@@ -45,8 +44,8 @@ class GraphLeftovers:
     def eval(self, session: object = None) -> Tree:
         """Returns the value as a numpy array.
 
-        >>> import replicax as rx
-        >>> rx.Variable([1.0, 2.0]).eval()
+        >>> import replicax.tf as tf
+        >>> tf.Variable([1.0, 2.0]).eval()
         array([1., 2.], dtype=float32)
         """
         return self.numpy()
@@ -54,8 +53,8 @@ class GraphLeftovers:
     def load(self, value: Tree, session: object = None) -> None:
         """Assigns a value.
 
-        >>> import replicax as rx
-        >>> v = rx.Variable(1.0)
+        >>> import replicax.tf as tf
+        >>> v = tf.Variable(1.0)
         >>> v.load(2.0)
         >>> float(v)
         2.0
@@ -65,8 +64,8 @@ class GraphLeftovers:
     def count_up_to(self, limit: int) -> Leaf:
         """Adds 1 to an integer variable and returns its former value; raises `OutOfRangeError` at the limit.
 
-        >>> import replicax as rx
-        >>> v = rx.Variable(3)
+        >>> import replicax.tf as tf
+        >>> v = tf.Variable(3)
         >>> int(v.count_up_to(5)), int(v)
         (3, 4)
         """
@@ -83,8 +82,8 @@ class GraphLeftovers:
     def experimental_ref(self) -> object:
         """Returns `ref()`, of which this is the older name.
 
-        >>> import replicax as rx
-        >>> v = rx.Variable(1.0)
+        >>> import replicax.tf as tf
+        >>> v = tf.Variable(1.0)
         >>> v.experimental_ref() == v.ref()
         True
         """
@@ -93,8 +92,8 @@ class GraphLeftovers:
     class SaveSliceInfo:
         """The place of a variable in a larger one in a checkpoint; kept for compatibility.
 
-        >>> import replicax as rx
-        >>> rx.Variable.SaveSliceInfo(full_name="w").full_name
+        >>> import replicax.tf as tf
+        >>> tf.Variable.SaveSliceInfo(full_name="w").full_name
         'w'
         """
 
@@ -114,8 +113,8 @@ class GraphLeftovers:
     def graph(self) -> NoReturn:
         """Raises `RuntimeError`: there are no graphs.
 
-        >>> import replicax as rx
-        >>> rx.Variable(1.0).graph
+        >>> import replicax.tf as tf
+        >>> tf.Variable(1.0).graph
         Traceback (most recent call last):
         RuntimeError: Variable.graph belongs to TensorFlow's graphs and sessions, which replicax has none of.
         """
@@ -125,8 +124,8 @@ class GraphLeftovers:
     def op(self) -> NoReturn:
         """Raises `RuntimeError`: there are no graphs.
 
-        >>> import replicax as rx
-        >>> rx.Variable(1.0).op
+        >>> import replicax.tf as tf
+        >>> tf.Variable(1.0).op
         Traceback (most recent call last):
         RuntimeError: Variable.op belongs to TensorFlow's graphs and sessions, which replicax has none of.
         """
@@ -136,8 +135,8 @@ class GraphLeftovers:
     def initializer(self) -> None:
         """None: variables are always initialized.
 
-        >>> import replicax as rx
-        >>> rx.Variable(1.0).initializer is None
+        >>> import replicax.tf as tf
+        >>> tf.Variable(1.0).initializer is None
         True
         """
         return None
@@ -145,8 +144,8 @@ class GraphLeftovers:
     def to_proto(self, export_scope: str | None = None) -> NoReturn:
         """Raises `RuntimeError`: there are no graphs.
 
-        >>> import replicax as rx
-        >>> rx.Variable(1.0).to_proto()
+        >>> import replicax.tf as tf
+        >>> tf.Variable(1.0).to_proto()
         Traceback (most recent call last):
         RuntimeError: Variable.to_proto belongs to TensorFlow's graphs and sessions, which replicax has none of.
         """
@@ -156,8 +155,8 @@ class GraphLeftovers:
     def from_proto(variable_def: object, import_scope: str | None = None) -> NoReturn:
         """Raises `RuntimeError`: there are no graphs.
 
-        >>> import replicax as rx
-        >>> rx.Variable.from_proto(None)
+        >>> import replicax.tf as tf
+        >>> tf.Variable.from_proto(None)
         Traceback (most recent call last):
         RuntimeError: Variable.from_proto belongs to TensorFlow's graphs and sessions, which replicax has none of.
         """
@@ -166,3 +165,10 @@ class GraphLeftovers:
 
 def _refuse(name: str) -> NoReturn:
     raise RuntimeError(f"Variable.{name} belongs to TensorFlow's graphs and sessions, which replicax has none of.")
+
+
+def dress() -> None:
+    """Give variables these methods."""
+    for name, method in vars(GraphLeftovers).items():
+        if not name.startswith("__"):
+            setattr(Variable, name, method)
