@@ -24,7 +24,8 @@ def main() -> None:
     import jax.numpy as jnp
     from jax import lax
 
-    from replicax._passes import cpu_convolutions
+    from replicax._passes import pipeline
+    from replicax._passes.facts import Facts, Stage
 
     jax.config.update("jax_platforms", "cpu")
 
@@ -60,7 +61,7 @@ def main() -> None:
         for size, before, after in SHAPES:
             shapes = (64, size, size, before), (5, 5, before, after), (64, 2 * size, 2 * size, after)
             args = [jnp.full(shape, 0.5) for shape in shapes]
-            other = cpu_convolutions.in_faster_forms(jax.make_jaxpr(function)(*args))
+            other = pipeline.rewrite(jax.make_jaxpr(function)(*args), Facts(Stage.FUNCTION, "cpu", optimizes=True))
             functions = dict(zip(SIDES, [jax.jit(function), jax.jit(jax.extend.core.jaxpr_as_fun(other))]))
             rounds: dict[str, list[float]] = {side: [] for side in SIDES}
             for number in range(options.rounds + 1):

@@ -11,7 +11,7 @@ import pytest
 from jax import export
 
 import replicax as rx
-from replicax._engine.program_inputs import leaves_of
+from replicax._engine.argument_layout import leaves_of
 from replicax._parameter_server.cut import Cut, Part, ServedLeaf, Take, cut
 from replicax._parameter_server.cut_graph import nbytes
 from replicax._tracing.dataset_reads import element_arrays

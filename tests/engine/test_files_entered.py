@@ -24,5 +24,6 @@ def test_a_call_of_a_compiled_step_enters_few_files(step):
     script = load_script()
     first, later = script.files_of(script.STEPS[step]())
     assert "_engine/program.py" in first & later and "_engine/compiled.py" in first - later
-    assert len(first) <= script.FIRST_CALL, sorted(first)
-    assert len(later) <= script.LATER_CALL, sorted(later)
+    most_first, most_later = script.LIMITS[step]
+    assert len(first) <= most_first, sorted(first)
+    assert len(later) <= most_later, sorted(later)

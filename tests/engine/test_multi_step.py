@@ -17,7 +17,8 @@ from replicax._data.multi_step import Demand
 from replicax._engine import program
 from replicax._input import placed_rounds
 from replicax._input.agreement import Iteration
-from replicax._passes import cpu_convolutions
+from replicax._passes import pipeline
+from replicax._passes.facts import Facts, Stage
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
 ROWS = np.arange(210, dtype=np.float32).reshape(70, 3) / 100
@@ -515,8 +516,9 @@ def test_convolutions_get_the_fast_dimension_order():
         return jax.jit(jax.grad(loss))(k)
 
     arrays = jnp.arange(96.0).reshape(2, 6, 4, 2), jnp.ones((3, 3, 2, 5))
-    np.testing.assert_allclose(cpu_convolutions.in_loop(gradient)(*arrays), gradient(*arrays))
-    jaxpr = jax.make_jaxpr(cpu_convolutions.in_loop(gradient))(*arrays)
+    traced, facts = jax.make_jaxpr(gradient)(*arrays), Facts(Stage.PROGRAM, "cpu", optimizes=True, is_loop=True)
+    np.testing.assert_allclose(pipeline.evaluate(traced, facts, arrays)[0], gradient(*arrays))
+    jaxpr = jax.make_jaxpr(lambda *args: pipeline.evaluate(traced, facts, args))(*arrays)
     numbers = [e.params["dimension_numbers"] for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
     assert len(numbers) == 2  # one is that of the gradient
     assert {(n.lhs_spec, n.rhs_spec, n.out_spec) for n in numbers} == {((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))}

@@ -11,7 +11,9 @@ from jax import lax
 from strategies import ctx, mirrored
 
 import replicax as rx
-from replicax._passes import cpu_convolutions
+from replicax._base.jaxprs import equations
+from replicax._passes import pipeline
+from replicax._passes.facts import Facts, Stage
 
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 
@@ -26,7 +28,7 @@ def gradient(x, kernel, strides, padding):
 
 
 def dilations(jaxpr):
-    return [eqn.params["lhs_dilation"] for eqn in cpu_convolutions.equations(jaxpr) if "conv" in eqn.primitive.name]
+    return [eqn.params["lhs_dilation"] for eqn in equations(jaxpr) if "conv" in eqn.primitive.name]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_gradients_are_the_same(kernel, strides, padding):
         return jax.jit(gradient, static_argnums=(2, 3))(x, k, strides, padding)
 
     jaxpr = jax.make_jaxpr(function)(x, k)
-    other = cpu_convolutions.in_faster_forms(jaxpr)
+    other = pipeline.rewrite(jaxpr, Facts(Stage.FUNCTION, "cpu", optimizes=True))
     assert sum(max(d) > 1 for d in dilations(other)) < sum(max(d) > 1 for d in dilations(jaxpr))
     (found,) = jax.jit(jax.extend.core.jaxpr_as_fun(other))(x, k)
     np.testing.assert_allclose(found, function(x, k), rtol=1e-4, atol=1e-4)
@@ -79,7 +81,7 @@ def test_convolutions_without_the_zeros_are_the_same(kernel, dilation, padding, 
         lambda x, k: lax.conv_general_dilated(x, k, (1, 1), padding, dilation, dimension_numbers=numbers)
     )
     jaxpr = jax.make_jaxpr(function)(x, k)
-    other = cpu_convolutions.in_faster_forms(jaxpr)
+    other = pipeline.rewrite(jaxpr, Facts(Stage.FUNCTION, "cpu", optimizes=True))
     assert max(dilations(jaxpr)) == dilation and max(dilations(other)) == (1, 1)
     (found,) = jax.jit(jax.extend.core.jaxpr_as_fun(other))(x, k)
     np.testing.assert_allclose(found, function(x, k), rtol=1e-4, atol=1e-4)
@@ -99,9 +101,9 @@ def test_gradients_of_kernels_are_sums_of_parts(images, parts, numbers, strides,
 
     function = jax.jit(jax.grad(total, 1))
     jaxpr = jax.make_jaxpr(function)(x, k)
-    other = cpu_convolutions.in_faster_forms(jaxpr)
+    other = pipeline.rewrite(jaxpr, Facts(Stage.FUNCTION, "cpu", optimizes=True))
     assert (other is jaxpr) == (parts == 1)
-    lengths = [eqn.params["length"] for eqn in cpu_convolutions.equations(other) if eqn.primitive.name == "scan"]
+    lengths = [eqn.params["length"] for eqn in equations(other) if eqn.primitive.name == "scan"]
     assert lengths == ([parts] if parts > 1 else [])
     (found,) = jax.jit(jax.extend.core.jaxpr_as_fun(other))(x, k)
     np.testing.assert_allclose(found, function(x, k), rtol=1e-4, atol=1e-3)
@@ -116,7 +118,7 @@ def test_other_convolutions_and_programs_stay_as_they_are():
         # A kernel that covers the images is no gradient, and its features are no images.
         jax.make_jaxpr(lambda x, k: transposed(x, k, (1, 1), "VALID"))(np.ones((16, 4, 4, 64)), np.ones((4, 4, 64, 8))),
     ):
-        assert cpu_convolutions.in_faster_forms(jaxpr) is jaxpr
+        assert pipeline.rewrite(jaxpr, Facts(Stage.FUNCTION, "cpu", optimizes=True)) is jaxpr
 
 
 def test_what_is_empty_or_not_known_stays_as_it_is():
@@ -134,7 +136,7 @@ def test_what_is_empty_or_not_known_stays_as_it_is():
         (matrices, jax.ShapeDtypeStruct((4, 8), np.float32), jax.ShapeDtypeStruct((8, 8), np.float32)),
     ):
         jaxpr = jax.make_jaxpr(function)(x, k)
-        assert cpu_convolutions.in_faster_forms(jaxpr) is jaxpr
+        assert pipeline.rewrite(jaxpr, Facts(Stage.FUNCTION, "cpu", optimizes=True)) is jaxpr
 
 
 @pytest.mark.filterwarnings("ignore:.* were not distributed")

@@ -10,8 +10,10 @@ from jax import lax
 from strategies import ctx, mirrored, replica_id
 
 import replicax as rx
-from replicax._passes import cpu_products
+from replicax._passes import pipeline
+from replicax._passes.facts import Facts, Stage
 
+IN_REPLICA = Facts(Stage.REPLICA, "cpu", optimizes=True)
 SUMS = "lhs_contracting_dims={0}"  # how the product stands in a compiled program that the fast routine refuses
 
 
@@ -35,7 +37,7 @@ def test_products_are_the_same(rows, inputs, outputs, dtype):
 
     rng = np.random.default_rng(0)
     g, x = (rng.integers(-3, 4, (*rows, *sizes)).astype(dtype) for sizes in (outputs, inputs))
-    (found,) = cpu_products.in_order(jax.make_jaxpr(product)(g, x), g, x)
+    (found,) = pipeline.evaluate(jax.make_jaxpr(product)(g, x), IN_REPLICA, [g, x])
     assert found.dtype == jnp.float32
     np.testing.assert_array_equal(found, np.tensordot(g.astype(np.float32), x.astype(np.float32), (first, first)))
 
@@ -81,7 +83,7 @@ def test_large_factors_stay_as_they_are():
     def barriers(*shapes):
         kinds = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
         jaxpr = jax.make_jaxpr(product)(*kinds)
-        return str(jax.make_jaxpr(lambda *args: cpu_products.in_order(jaxpr, *args))(*kinds)).count("barrier")
+        return str(jax.make_jaxpr(lambda *args: pipeline.evaluate(jaxpr, IN_REPLICA, args))(*kinds)).count("barrier")
 
     assert barriers((512, 64), (512, 64)) > 0
     assert barriers((1 << 12, 1024), (1 << 12, 1024)) == 0

@@ -12,7 +12,8 @@ from strategies import compiled, ways
 import replicax as rx
 from replicax._base.jaxprs import equations
 from replicax._collectives import all_reduce
-from replicax._passes.scatters_in_turn import in_turn
+from replicax._passes import pipeline
+from replicax._passes.facts import Facts, Stage
 from replicax._values import AXIS
 
 LAYERS, WIDTH = 12, 128  # the names of twelve layers do not sort by number
@@ -84,6 +85,11 @@ def test_messages_go_in_turn_where_the_platform_wants_it(option, order_of_gpus):
     before = barriers()
     order_of_gpus(1 << 17)
     assert barriers() - before >= LAYERS // 2 - 1
+
+
+def in_turn(closed, message_size):
+    packing = all_reduce.Packing(all_reduce._GPU._replace(ahead=message_size), 1, 0, False)
+    return pipeline.rewrite(closed, Facts(Stage.FUNCTION, "gpu", optimizes=True, packing=packing))
 
 
 def scatters(gradients_of, shapes, least):

@@ -16,8 +16,9 @@ from strategies import MEAN, SUM, central, ctx, mirrored, over, parts, per_repli
 
 import replicax as rx
 from replicax._base.errors import InvalidArgumentError
-from replicax._engine import uneven_policy
-from replicax._passes import cpu_convolutions, uneven_replicas
+from replicax._engine import programs
+from replicax._passes import pipeline
+from replicax._passes.facts import Facts, Stage
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
 
@@ -359,7 +360,7 @@ def test_uncompilable_uneven_batches_are_tried_a_few_times():
     given = rx.function(lambda x: strategy.run(note, args=(x,)))
     for x in several:
         given(x)
-    assert sum(compiled) == uneven_policy.PROGRAMS == len(given._programs.uneven._eager)
+    assert sum(compiled) == programs.PROGRAMS == len(given._programs.uneven._eager)
 
     sizes = [3, 5, 7, 9, 11, 13] * 2
     generated = rx.data.Dataset.from_generator(
@@ -370,7 +371,7 @@ def test_uncompilable_uneven_batches_are_tried_a_few_times():
     pulled = rx.function(lambda: strategy.run(note, args=(next(iterator),)))
     for _ in sizes:
         pulled()
-    assert pulled.experimental_get_tracing_count() == uneven_policy.PROGRAMS == len(pulled._programs.uneven._eager)
+    assert pulled.experimental_get_tracing_count() == programs.PROGRAMS == len(pulled._programs.uneven._eager)
 
     step = rx.function(lambda x: strategy.run(in_a_loop, args=(x,)))
     assert parts(strategy, step(parts_of(1))) == [12.0, 12.0]
@@ -437,9 +438,9 @@ def test_convolutions_keep_their_values_in_the_order_for_the_cpu():
             dimension_numbers=(left, right, out), feature_group_count=groups, batch_group_count=of_batch,
         ))  # fmt: skip
         jaxpr = jax.make_jaxpr(convolve)(x, w)
-        ordered = functools.partial(uneven_replicas.unwrapped, jaxpr, rules=cpu_convolutions.RULES)
-        assert np.allclose(ordered(x, w)[0], convolve(x, w), rtol=1e-4, atol=1e-5)
-        count += str(jax.make_jaxpr(ordered)(x, w)).count("lhs_spec=(0, 3, 1, 2), rhs_spec=(3, 2, 0, 1)")
+        ordered = functools.partial(pipeline.evaluate, jaxpr, Facts(Stage.REPLICA, "cpu", True, is_branch=True))
+        assert np.allclose(ordered([x, w])[0], convolve(x, w), rtol=1e-4, atol=1e-5)
+        count += str(jax.make_jaxpr(ordered)([x, w])).count("lhs_spec=(0, 3, 1, 2), rhs_spec=(3, 2, 0, 1)")
     assert count == 9
 
 

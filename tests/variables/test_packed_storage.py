@@ -490,17 +490,18 @@ def test_variables_donated_to_a_failed_program_raise_until_assigned(packed, tmp_
 
     step()
     ((program,),) = step._programs.entries.values()
-    compiled = program.compiled
+    executable = program.executable.for_steps(1)
+    compiled = executable.function
 
     def fail(*args):
         compiled(*args)  # which takes over the variables' arrays
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: as on a device that is full")
 
-    monkeypatch.setattr(program, "compiled", fail)
+    monkeypatch.setattr(executable, "function", fail)
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED") as caught:
         step()
     assert any("step failed" in note and "They are lost" in note for note in caught.value.__notes__)
-    monkeypatch.setattr(program, "compiled", compiled)
+    monkeypatch.setattr(executable, "function", compiled)
     variables[0].assign(jnp.full(3, 5.0))  # that one is whole again
     assert variables[0].numpy().tolist() == [5.0] * 3
     reads = [

@@ -214,14 +214,36 @@ def origin_of(tracer: jax.core.Tracer[Any]) -> tuple[Any, int, Leaf]:
 
 
 def part_of_jaxpr(
-    jaxpr: jex.Jaxpr, eqns: Iterable[jex.JaxprEqn], inputs: Iterable[jex.Var], outputs: Iterable[Atom]
+    jaxpr: jex.Jaxpr,
+    eqns: Iterable[jex.JaxprEqn],
+    inputs: Iterable[jex.Var],
+    outputs: Iterable[Atom],
+    constants: Iterable[tuple[jex.Var, Any]] = (),
 ) -> jex.ClosedJaxpr:
-    """Returns some equations of a jaxpr as a jaxpr. JAX documents how jaxprs are read, not how they are made."""
-    debug_info = jaxpr.debug_info.with_unknown_names()
-    replaced = jaxpr.replace(
-        constvars=[], invars=list(inputs), outvars=list(outputs), eqns=list(eqns), debug_info=debug_info
+    """Return equations as a jaxpr of these inputs and constants, with the effects of the given one.
+
+    JAX documents how jaxprs are read, not how they are made.
+    """
+    constvars, consts = [var for var, _ in constants], [const for _, const in constants]
+    made = jaxpr.replace(
+        constvars=constvars,
+        invars=list(inputs),
+        outvars=list(outputs),
+        eqns=list(eqns),
+        debug_info=jaxpr.debug_info.with_unknown_names(),
     )
-    return jex.ClosedJaxpr(replaced, [])
+    return jex.ClosedJaxpr(made, consts)
+
+
+def append_jaxpr(eqns: list[jex.JaxprEqn], jaxpr: jex.Jaxpr, operands: Sequence[Atom]) -> list[Atom]:
+    """Append the equations of a jaxpr, with these operands for its inputs, to `eqns`; return its results."""
+    known = dict(zip(jaxpr.invars, operands))
+
+    def of(atom: Atom) -> Atom:
+        return atom if isinstance(atom, jex.Literal) else known.get(atom, atom)
+
+    eqns += [eqn.replace(invars=[*map(of, eqn.invars)]) for eqn in jaxpr.eqns]
+    return [*map(of, jaxpr.outvars)]
 
 
 def rebind(eqn: jex.JaxprEqn, params: Mapping[str, Any], operands: Iterable[Leaf]) -> list[Leaf]:

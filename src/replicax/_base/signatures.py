@@ -22,6 +22,12 @@ class _Text(str):
         return True
 
 
+def identifier(function: object) -> str:
+    """Return the name that a function has in programs and traces."""
+    name = getattr(function, "__name__", "")
+    return name if name.isidentifier() else "function"
+
+
 def named(flat: Callable[..., Tree], function: Callable[..., Tree], paths: Sequence[Path]) -> Callable[..., Tree]:
     """Returns `flat`, which takes arrays alone, with the name and place of `function`, and names of its arguments.
 

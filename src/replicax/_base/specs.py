@@ -381,13 +381,6 @@ def _leaf_spec(value: Leaf) -> TensorSpec:
     raise TypeError(f"Could not build a TensorSpec for {received(value)}: pass an array or a number.")
 
 
-def has_64_bit_types() -> bool:
-    """Returns whether arrays may have 64-bit dtypes where these are asked for."""
-    config: Any = jax.config  # its options are not declared
-    allowed = config.jax_explicit_x64_dtypes
-    return bool(config.jax_enable_x64) or str(getattr(allowed, "name", allowed)).lower() == "allow"
-
-
 def spec_of(value: Tree) -> Tree:
     """Returns the specs of a structure of arrays, numbers and strings, in the same structure.
 

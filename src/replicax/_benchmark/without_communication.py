@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from replicax._base import jax_internals
 from replicax._base.jaxprs import AnyJaxpr, equations_in, kind_of, opened
 from replicax._passes.interpret import Interpreter, Rule
-from replicax._passes.merge_all_reduces import returns_rows, runs_replicas
+from replicax._passes.jaxpr_graph import returns_rows, runs_replicas
 from replicax._passes.primitives import CALLS, COLLECTIVES
 
 

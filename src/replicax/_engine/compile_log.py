@@ -103,8 +103,10 @@ def end(name: str, note: CompileNote) -> None:
     seconds, _spent.shown = traced + _spent.seconds, None
     if _limit is None:
         _limit = _from_environment()
+    if seconds < _limit:
+        return
     job = state.current()
-    if seconds < _limit or (job is not None and job.process_id != 0):
+    if job is not None and job.process_id != 0:
         return
     more = [f"{len(inputs) - _MOST} more"] if len(inputs) > _MOST else []
     listed = ", ".join([*inputs[:_MOST], *more])

@@ -11,6 +11,7 @@ users of this API expect each replica's own gradient and reduce it themselves.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -112,6 +113,7 @@ class _DistributedArguments:
     def __init__(self, mesh: ReplicaMesh, arguments: Tree):
         self.values: list[PerReplica | Mirrored] = []
         self.arrays: list[jax.Array] = []
+        self._has_counted = False  # whether there is a padded batch
         self._shapes: list[Sequence[Shape] | None] = []  # of all components of each value, None where they are alike
         self.skeleton = nest.map_structure(self._split_off, arguments)
         by_replica = [tuple(each[i] if each else None for each in self._shapes) for i in range(mesh.size)]
@@ -119,7 +121,7 @@ class _DistributedArguments:
         self.which = [self.kinds.index(kind) for kind in by_replica]
         self.part_rows = part_rows(arguments) if len(self.kinds) > 1 else None
         self.stacked = [isinstance(value, PerReplica) for value in self.values]
-        self.padded = padded_batch.found(self.values)
+        self.padded = padded_batch.of_values(self.values) if self._has_counted else None
         if self.padded is not None:
             self.part_rows = PartRows(None, padded=True)
             if len(self.kinds) > 1:
@@ -130,7 +132,7 @@ class _DistributedArguments:
             return leaf
         array, shapes = global_array(leaf), None
         if (counted := counted_form(leaf)) is not None:
-            array = counted.array
+            array, self._has_counted = counted.array, True
         if array is None and isinstance(leaf, PerReplica) and (padded := padded_form(leaf)) is not None:
             array, shapes = padded.array, padded.shapes
         if array is None:
@@ -230,9 +232,11 @@ def run(
     Where the components of an argument differ in shape, `fn` is traced once for each shape, see `uneven_replicas`. With
     `alike` replicas may not assign different values to variables whose copies must stay equal.
     """
-    with padded_batch.explained(fn):
+    try:
         arguments = _DistributedArguments(reducer.mesh, (args, kwargs))
         return _run(strategy, reducer, fn, arguments, alike)
+    except NotExact as error:
+        raise padded_batch.refusal(fn, error) from error
 
 
 def _run(
@@ -254,19 +258,28 @@ def _run(
     for trace in traces:
         trace.check(arguments.differing, varying, must_agree)
 
+    def of_several_kinds(own: Sequence[jax.Array], operands: Sequence[jax.Array]) -> tuple[list[jax.Array], list[bool]]:
+        mine = jnp.asarray(np.array(arguments.which, np.int32))[lax.axis_index(AXIS)]
+
+        def together(own: Sequence[jax.Array], cut: Mapping[LeafKey, int]) -> tuple[list[jax.Array], list[bool]]:
+            functions = [functools.partial(outputs.of, trace, variables.reads, cut) for trace in traces]
+            return uneven_replicas.together(functions, mine, [*own, *operands])
+
+        if variables.cut:
+            with contextlib.suppress(uneven_replicas.NotAlike):  # the kinds need the parts of others in different ways
+                return together(own, variables.cut)
+        found, same = together([form.whole(value) for value, form in zip(own, variables.forms)], {})
+        return [form.part(x) for x, form in zip(found, out_forms)], same
+
     def program(values: Sequence[jax.Array], blocks: Sequence[jax.Array]) -> list[jax.Array]:
         own = [value[0] if form.rows else value for value, form in zip(values, variables.forms)]
         if len(traces) == 1:
             found = outputs.of(traces[0], variables.reads, variables.cut, *own, *arguments.operands(blocks))
         else:
-            own = [form.whole(value) for value, form in zip(own, variables.forms)]
-            functions = [functools.partial(outputs.of, trace, variables.reads, {}) for trace in traces]
-            mine = jnp.asarray(np.array(arguments.which, np.int32))[lax.axis_index(AXIS)]
-            found, same = uneven_replicas.together(functions, mine, [*own, *arguments.operands(blocks)])
+            found, same = of_several_kinds(own, arguments.operands(blocks))
             if must_agree:
                 differ = [not each for each in same[len(outputs.common) :]]
                 refuse_different(variables.written.values(), differ, ": those whose batches have other shapes differ")
-            found = [form.part(x) for x, form in zip(found, out_forms)]
         return [x[None] if form.rows else x for x, form in zip(found, out_forms)]
 
     try:

@@ -12,7 +12,7 @@ A call of it runs in one of these ways, see `Function.__call__`:
 - *driven from the host*: the Python code runs as it is, with each `strategy.run` in it compiled, where the function
   loops over a distributed dataset, or needs a value that is not known while tracing.
 - *eagerly, replica by replica*, where the replicas' parts of a batch differ in shape and no program can be made for
-  them (see `_engine.uneven_policy`), and in the first call of a function that makes variables.
+  them (see `_engine.programs`), and in the first call of a function that makes variables.
 """
 
 from __future__ import annotations
@@ -298,6 +298,32 @@ class Function:
         function(float32[3])
         """
         return "\n".join(entry.label for entries in self._programs.entries.values() for entry in entries)
+
+    def pretty_printed_passes(self) -> str:
+        """Return the passes that rewrite each program, one a line, in their order.
+
+        Programs follow in the order of `pretty_printed_concrete_signatures`. The passes of the stage `program` are
+        chosen when XLA compiles, which is in the first call. `rx.config.optimize_programs(False)` leaves out those that
+        only make a program faster.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> @rx.function
+        ... def step(x):
+        ...     sums = strategy.run(lambda x: rx.get_replica_context().all_reduce("sum", x), args=(x,))
+        ...     return strategy.reduce("mean", sums, axis=None)
+        >>> _ = step(jnp.float32(2))
+        >>> print(step.pretty_printed_passes())
+        step(float32[])
+          replica function  sharded_variables  not needed
+          replica function  open_calls         not needed
+          replica function  cpu_forms          not needed
+          function          scatters_in_turn   not needed
+          function          cpu_forms          not needed
+          program           merge_all_reduces  applied
+          program           cpu_forms          not needed
+        """
+        return "\n".join(entry.pretty_printed_passes() for of in self._programs.entries.values() for entry in of)
 
     def experimental_get_tracing_count(self) -> int:
         """Returns how many times the Python code was traced.

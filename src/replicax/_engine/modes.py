@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from replicax._base import array_conversion, nest
+from replicax._base import array_conversion, nest, signatures
 from replicax._base.errors import OutOfRangeError
 from replicax._base.types import Leaf, Tree
 from replicax._data import calls
-from replicax._report import profiling
 from replicax._tracing import autograph_switch, frames, undo
 from replicax._tracing.dataset_reads import Abort, given_back
 
@@ -171,7 +170,7 @@ class PythonCode:
     @property
     def name(self) -> str:
         """The Python function's name, by which programs and steps go."""
-        return profiling.identifier(self.function)
+        return signatures.identifier(self.function)
 
     def call(self, args: tuple[Tree, ...], kwargs: dict[str, Tree], converts: bool = True) -> Tree:
         """Calls the Python function; with `converts`, converted for tensors if it was declared so, and else not.

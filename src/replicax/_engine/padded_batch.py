@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -77,15 +76,13 @@ class PaddedBatch:
             ) from error
 
 
-def found(values: Sequence[PerReplica | Mirrored]) -> PaddedBatch | None:
-    """Returns what is padded among the distributed arguments of a call; None if nothing is.
+def of_values(values: Sequence[PerReplica | Mirrored]) -> PaddedBatch:
+    """Return what is padded among the distributed arguments of a call.
 
     Raises:
         NotExact: they are of several batches.
     """
     forms = {i: form for i, value in enumerate(values) if (form := counted_form(value)) is not None}
-    if not forms:
-        return None
     counts = {id(form.counts): form.counts for form in forms.values()}
     sizes = {form.array.shape[1] for form in forms.values()}
     if len(counts) > 1 or len(sizes) > 1:
@@ -100,16 +97,12 @@ def _compare_results(leaves: Sequence[Leaf]) -> None:
         raise NotExact(f"the function returns {one!r}, and {other!r} with another number of rows: return an array")
 
 
-@contextlib.contextmanager
-def explained(fn: object) -> Iterator[None]:
-    """Returns a context in which `NotExact` becomes an error for the user of a replica function."""
-    try:
-        yield
-    except NotExact as error:
-        where = f" at {error.where}" if error.where else ""
-        raise ValueError(
-            f"{shown(fn)} cannot take padded batches (InputOptions(pad_last_batch=True)), since its results would not "
-            f"be those without padding: {error}{where}. Leave pad_last_batch out, which compiles one more program for "
-            "the last batch, or drop that with `batch(size, drop_remainder=True)`. "
-            f"See {doc_pages.page('explanation/uneven-batches#one-program-for-all-batches')}."
-        ) from error
+def refusal(fn: object, error: NotExact) -> ValueError:
+    """Return the error for the user of a replica function that cannot take padded batches."""
+    where = f" at {error.where}" if error.where else ""
+    return ValueError(
+        f"{shown(fn)} cannot take padded batches (InputOptions(pad_last_batch=True)), since its results would not "
+        f"be those without padding: {error}{where}. Leave pad_last_batch out, which compiles one more program for "
+        "the last batch, or drop that with `batch(size, drop_remainder=True)`. "
+        f"See {doc_pages.page('explanation/uneven-batches#one-program-for-all-batches')}."
+    )

@@ -88,7 +88,7 @@ class ProgramOutputs:
     def _take(self, leaf: Leaf) -> _OutputLeaf:
         if isinstance(leaf, DynamicRange):
             leaf = leaf.__jax_array__()
-        elif array_conversion.has_symbolic_sizes(leaf):
+        elif not isinstance(leaf, jax.Array) and array_conversion.has_symbolic_sizes(leaf):
             leaf = array_conversion.of_sizes(leaf)
         if isinstance(leaf, (PerReplica, Mirrored)):
             return self._take_value(leaf)

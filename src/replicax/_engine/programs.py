@@ -1,26 +1,32 @@
-"""The programs of one function: which of them a call runs, and tracing where there is none."""
+"""The programs of one function: which of them a call runs, and tracing a new one.
+
+Calls with batches whose parts differ in shape, as the last one of an epoch, have programs of their own (see
+`_passes.uneven_replicas`). If none can be made, because the replicas do not meet in the same way or for any other
+reason, or if the shapes are others all the time, such calls run eagerly.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TypeAlias
 
 import jax
 
-from replicax._base import foreign_state, tracebacks
+from replicax._base import doc_pages, foreign_state, tracebacks
+from replicax._base.compile_settings import looks_for_nans, optimizes_programs
+from replicax._base.messages import shown
 from replicax._base.types import Leaf, Tree
-from replicax._engine import general_trace, modes, multi_step, turns
+from replicax._engine import general_trace, modes, multi_step
 from replicax._engine.compile_log import CompileNote
 from replicax._engine.modes import CreatesVariables, PythonCode
 from replicax._engine.program import Program
 from replicax._engine.signature import CallSignature, inputs_of
-from replicax._engine.trace_function import Tracing
-from replicax._engine.trace_log import TraceLog
-from replicax._engine.uneven_policy import UnevenCalls
-from replicax._passes import nan_checks
+from replicax._engine.trace_function import TraceLog, Tracing
+from replicax._passes.uneven_replicas import NotAlike
 from replicax._report.progress import progress
 from replicax._tracing import autograph_switch, frames
 from replicax._tracing.dataset_reads import (
@@ -32,6 +38,16 @@ from replicax._tracing.dataset_reads import (
     same_elements,
     same_sources,
 )
+
+_NEEDS_VALUES = (  # JAX's errors for programs that need the value of a tensor; eager replicas have it
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+PROGRAMS = 4  # a function has these for batches with parts of different shapes; for further ones it runs eagerly
+
 
 # A program, and the elements of datasets that it is to take.
 WithElements: TypeAlias = "tuple[Program, list[Tree]]"
@@ -78,7 +94,7 @@ class Programs:
 
     def find_several(self, call: CallSignature, count: int) -> multi_step.Several | None:
         """Returns the program of so many steps and its elements; None where there is none for the elements to come."""
-        if nan_checks.are_looked_for():
+        if looks_for_nans():
             return None
         entries = self.entries.setdefault(call.key, [])
         several = multi_step.found(entries, count, call.iterators) if entries else multi_step.NOT_TRACED
@@ -162,7 +178,7 @@ class Programs:
     def _turn(self) -> contextlib.AbstractContextManager[object]:
         """Returns a context in which no other thread traces this function. Eager replicas run one at a time anyway."""
         eager_replica = isinstance(frames.frame(), frames.ReplicaFrame)
-        return contextlib.nullcontext() if eager_replica else turns.turn(self)
+        return contextlib.nullcontext() if eager_replica else _turn(self)
 
     def _new(
         self,
@@ -216,3 +232,119 @@ def _pulled(entries: list[Program], call: CallSignature) -> tuple[Program | None
             raise
     alike = (e for e in entries if same_sources(e.reads, entries[0].reads))
     return next((e for e in alike if same_elements(e.reads, pulled)), None), pulled
+
+
+class UnevenCalls:
+    """Decides which calls of one function with components that differ in shape are compiled."""
+
+    def __init__(self, python_function: Callable[..., Tree]):
+        self._python_function = python_function
+        self._compiled: set[Hashable] = set()  # the shapes for which there are programs
+        self._eager: dict[Hashable, list[Leaf]] = {}  # what has none, and the objects that are known by their id
+        self._failures = 0  # as often as it could not be compiled for such batches
+        self._reason = ""  # of the last of these
+        self._warned = False
+
+    def run_eagerly(self, call: CallSignature) -> bool:
+        """Returns whether a call of which there is no program is to have none."""
+        if (call.key, call.uneven) in self._eager or (call.uneven and not optimizes_programs()):
+            return True
+        if not call.uneven or call.uneven in self._compiled:
+            return False
+        if self._failures >= PROGRAMS:
+            return True
+        if len(self._compiled) < PROGRAMS:
+            return False
+        if not self._warned:
+            self._warned = True
+            tracebacks.warn(
+                f"{shown(self._python_function)} is called with batches whose parts differ in shape between replicas "
+                f"and between calls, the last time of shapes {', '.join(map(str, call.uneven[-1]))}. "
+                f"{PROGRAMS} such kinds of batches have programs; with others it runs eagerly, which is slow. Choose a "
+                "batch size that is a multiple of the number of replicas, drop the last batch with "
+                "`batch(size, drop_remainder=True)`, or pad examples to few shapes with `padded_batch`. "
+                f"See {doc_pages.page('explanation/uneven-batches')}.",
+            )
+        return True
+
+    def traced(self, call: CallSignature) -> None:
+        """Notes that a call was traced."""
+        if call.uneven:
+            self._compiled.add(call.uneven)
+
+    def failed(self, call: CallSignature, error: BaseException, pulled: bool) -> None:
+        """Notes that tracing a call failed; raises `RunEagerly` where it is to run so, now and later.
+
+        It runs eagerly if no program can be made, or if the function needs the value of a tensor. Eager replicas would
+        raise any other error of the function again.
+
+        Args:
+            call: the call.
+            error: the exception that ended the tracing.
+            pulled: whether the trace took elements of datasets, which may have other shapes in later calls.
+        """
+        if isinstance(error, RunEagerly) and error.decided:
+            return
+        if isinstance(error, RunEagerly):
+            known = bool(call.uneven) or not pulled
+        else:
+            known = bool(call.uneven) and isinstance(error, _NEEDS_VALUES)
+        if known:
+            self._failures += bool(call.uneven)
+            self._reason = str(error.__cause__) if isinstance(error.__cause__, NotAlike) else ""
+            self._eager[call.key, call.uneven] = call.statics
+            raise RunEagerly from error
+
+    @contextlib.contextmanager
+    def explained(self, call: CallSignature) -> Iterator[None]:
+        """Returns a context in which a call runs eagerly; an exception says why it does."""
+        try:
+            yield
+        except Exception as error:
+            if call.uneven and self._reason:
+                error.add_note(
+                    "The call runs eagerly, as its batch has parts of different shapes, "
+                    f"{', '.join(map(str, call.uneven[-1]))}, and cannot be compiled: {self._reason}. Choose a batch "
+                    "size that the number of replicas divides, or leave out the rest of the data with "
+                    "`batch(size, drop_remainder=True)`."
+                )
+            raise
+
+
+# One thread at a time traces a function. A thread that would wait for itself, directly or through what other threads
+# wait for, traces on its own: so functions that call themselves or each other never deadlock.
+_condition = threading.Condition()
+_owners: dict[Hashable, int] = {}  # of each function that is being traced, the thread
+_waits: dict[int, Hashable] = {}  # what a thread waits for
+
+
+def _waits_for_itself(function: Hashable, thread: int) -> bool:
+    awaited: Hashable | None = function
+    while awaited is not None and awaited in _owners:
+        if _owners[awaited] == thread:
+            return True
+        awaited = _waits.get(_owners[awaited])
+    return False
+
+
+@contextlib.contextmanager
+def _turn(function: Hashable) -> Iterator[bool]:
+    """Returns a context in which no other thread traces this function, and whether it had to wait for one."""
+    thread, waited = threading.get_ident(), False
+    with _condition:
+        try:
+            while function in _owners and not _waits_for_itself(function, thread):
+                _waits[thread], waited = function, True
+                _condition.wait()
+        finally:
+            _waits.pop(thread, None)
+        mine = function not in _owners
+        if mine:
+            _owners[function] = thread
+    try:
+        yield waited
+    finally:
+        if mine:
+            with _condition:
+                del _owners[function]
+                _condition.notify_all()

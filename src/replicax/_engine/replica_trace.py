@@ -14,24 +14,17 @@ from jax import lax
 from jax.core import Trace
 
 from replicax._base import array_conversion, jax_internals, nest, signatures, tracebacks
+from replicax._base.compile_settings import optimizes_programs
 from replicax._base.indexed_slices import IndexedSlices, dynamic_arrays
 from replicax._base.messages import shown
-from replicax._base.optimizing import optimizes_programs
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree
 from replicax._collectives import arithmetic
 from replicax._collectives.arithmetic import Reducible
 from replicax._collectives.reducer import Reducer
 from replicax._collectives.sharding import Part
-from replicax._passes import (
-    check_collectives,
-    cpu_convolutions,
-    cpu_products,
-    padded_rows,
-    sharded_variables,
-    uneven_replicas,
-)
+from replicax._passes import check_collectives, padded_rows, pipeline, uneven_replicas
+from replicax._passes.facts import Facts, Parts, Stage
 from replicax._passes.row_dims import Rows, Sizes
-from replicax._report import profiling
 from replicax._tracing import context as _context
 from replicax._tracing import frames
 from replicax._tracing.context import ReplicaContext, StrategyLike
@@ -268,7 +261,7 @@ class ReplicaTrace:
         self._context._own_rows = self._count_rows(components)
         try:
             with _context.entered(self._strategy, self._context), frames.entered(self.level):
-                with jax.named_scope(f"replica/{profiling.identifier(self._fn)}"):
+                with jax.named_scope(f"replica/{signatures.identifier(self._fn)}"):
                     result = self._fn(*args, **kwargs)
                 self.outputs = TraceOutputs(result, self._context)
                 self.written.extend(self.level.written.values())
@@ -355,36 +348,38 @@ class ReplicaTrace:
             rows: the components, those of other shapes padded.
             cut: the leaves of which a part is known, and is to come out, with its axis.
         """
-        supplied = {slot: known[key, i] for key, slots in self.level.inputs.items() for i, slot in enumerate(slots)}
-        evaluate: Callable[..., list[jax.Array]] | None = None
-        on_cpu = self._mesh.platform == "cpu"
-        if self.level.gathers is not None:
-            rules = cpu_convolutions.RULES if on_cpu else {}
-            evaluate = functools.partial(uneven_replicas.unwrapped, rules=rules)
-        elif cut:
-            evaluate = functools.partial(self._computed_in_parts, supplied, cut)
-        elif on_cpu and optimizes_programs():
-            evaluate = cpu_products.in_order
-        found = self.level.replay(self._jaxpr, supplied, *self._components(rows), evaluate=evaluate)
+        jaxpr, slots = frames.with_arguments(self._jaxpr)
+        leaf_of = {slot: (key, i) for key, of_leaves in self.level.inputs.items() for i, slot in enumerate(of_leaves)}
+        leaves = [leaf_of[slot] for slot in slots]
+        facts = Facts(
+            Stage.REPLICA,
+            self._mesh.platform,
+            optimizes_programs(),
+            mesh=self._mesh,
+            parts=self._parts(leaves, cut) if cut else None,
+            is_branch=self.level.gathers is not None,
+        )
+        arguments = [*(known[leaf] for leaf in leaves), *self._components(rows)]
+        found = pipeline.evaluate(jaxpr, facts, arguments)
+        frames.note_passes((facts.stage, name) for name in facts.applied)
         new_values = iter(found[len(self.outputs.leaves) :])
         return found, {id(v): [next(new_values) for _ in self.level.values[id(v)]] for v in self.written}
 
-    def _computed_in_parts(
-        self,
-        supplied: dict[int, jax.Array],
-        cut: Mapping[LeafKey, int],
-        jaxpr: jex.ClosedJaxpr,
-        *components: jax.Array,
-    ) -> list[jax.Array]:
-        leaves = [(key, i, slot) for key, slots in self.level.inputs.items() for i, slot in enumerate(slots)]
-        inputs = {slot: (supplied[slot], cut.get((key, i))) for key, i, slot in leaves}
-        of_inputs = {slot: self.level.variables[key]._storage.device_layout(i) for key, i, slot in leaves}
-        new = [(v, i) for v in self.written for i in range(len(self.level.values[id(v)]))]
-        places = list(enumerate(new, len(self.outputs.leaves)))
-        outputs = {place: cut[id(v), i] for place, (v, i) in places if (id(v), i) in cut}
-        of_outputs = {place: v._storage.device_layout(i) for place, (v, i) in places}
-        layouts = of_inputs, of_outputs
-        return sharded_variables.evaluate(jaxpr, inputs, outputs, components, self._differ, layouts, self._mesh)
+    def _parts(self, leaves: Sequence[LeafKey], cut: Mapping[LeafKey, int]) -> Parts:
+        """Return the parts among the arguments, which begin with these leaves of variables, and among the results."""
+        slots, inputs_differ = self._differ
+        storages = [self.level.variables[key]._storage for key, _ in leaves]
+        written = [(v, i) for v in self.written for i in range(len(self.level.values[id(v)]))]
+        results = dict(enumerate(written, len(self.outputs.leaves)))
+        return Parts(
+            arguments={place: cut[leaf] for place, leaf in enumerate(leaves) if leaf in cut},
+            results={place: cut[id(v), i] for place, (v, i) in results.items() if (id(v), i) in cut},
+            argument_layouts={
+                place: storage.device_layout(i) for place, (storage, (_, i)) in enumerate(zip(storages, leaves))
+            },
+            result_layouts={place: v._storage.device_layout(i) for place, (v, i) in results.items()},
+            differ=[*(self.level.inputs[key][i] in slots for key, i in leaves), *inputs_differ],
+        )
 
 
 def whole_batch_warning(fn: Callable[..., Tree], batch: Sequence[Leaf], replicas: int) -> str:

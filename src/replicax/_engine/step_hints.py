@@ -26,10 +26,10 @@ import jax
 import jax.numpy as jnp
 
 from replicax._base import doc_pages, tracebacks
+from replicax._base.compile_settings import looks_for_nans
 from replicax._base.types import Tree
 from replicax._engine.modes import PythonCode
 from replicax._engine.signature import CallSignature, ProbedProgram
-from replicax._passes import nan_checks
 from replicax._tracing import frames
 
 FIRST = 300  # calls before those that are measured: short programs are left alone
@@ -110,11 +110,11 @@ class StepHint:
 
     def _is_impossible(self, owner: PythonCode) -> bool:
         elsewhere = threading.get_ident() != self._thread or type(frames.frame()) is not frames.GlobalFrame
-        return owner.hinted or elsewhere or nan_checks.are_looked_for() or jax.process_count() > 1 or not _are_on()
+        return owner.hinted or elsewhere or looks_for_nans() or jax.process_count() > 1 or not _are_on()
 
     def entered(self, program: ProbedProgram) -> None:
         """Notes that a call begins to run `program`, its elements at hand."""
-        self._ended = self._ended or not program.is_repeatable or program.is_guarded
+        self._ended = self._ended or not program.is_repeatable or program.guard is not None
         self._program, self._entered = program, time.perf_counter()
 
     def watched(self, program: Callable[..., Any]) -> Callable[..., Any]:

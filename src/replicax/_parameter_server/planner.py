@@ -16,9 +16,9 @@ import numpy as np
 from replicax._base.errors import CancelledError
 from replicax._base.messages import received, shown
 from replicax._base.types import Tree
+from replicax._engine.argument_layout import InputSlot, leaves_of
 from replicax._engine.function import Function
 from replicax._engine.program import Program
-from replicax._engine.program_inputs import InputSlot, leaves_of
 from replicax._engine.programs import Programs
 from replicax._engine.signature import CallSignature, bind_declared
 from replicax._parameter_server import execution, scheduling
@@ -161,9 +161,9 @@ class Plan:
                 "functions of datasets."
             )
         head, arrays = sent_plan(self.worker, self.cut, platform, local)
-        if self.cut.has_callbacks and self.program._guard is not None:
+        if self.cut.has_callbacks and self.program.guard is not None:
             plan = cast(WorkerPlan, head["plan"])
-            head = {"plan": replace(plan, compute=self._raising(plan.compute, self.program._guard))}
+            head = {"plan": replace(plan, compute=self._raising(plan.compute, self.program.guard))}
         return head, arrays
 
     def _raising(self, compute: Compiled, guard: step_failures.Guard) -> Compiled:
@@ -206,7 +206,7 @@ class Plan:
 
     def call_back(self, operands: Sequence[Any]) -> None:
         """Calls the functions that the program calls back; raises what one of them raises."""
-        guard, values = self.program._guard, list(operands)
+        guard, values = self.program.guard, list(operands)
         assert guard is not None
         with guard:
             for callback in self.cut.callbacks:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._base.specs import has_64_bit_types
+from replicax._base.compile_settings import has_64_bit_types
 from replicax._base.types import Leaf
 from replicax._data.prefetch import advancing
 from replicax._tracing import frames

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,10 +28,8 @@ import numpy as np
 from jax import lax
 
 from replicax._base import jax_internals
-from replicax._base.jaxprs import equations, equations_in, kind_of
-from replicax._passes.interpret import Interpreter, Rule
-from replicax._passes.primitives import CALLS
-from replicax._passes.uneven_replicas import unwrapped
+from replicax._base.jaxprs import kind_of
+from replicax._passes.interpret import Rule
 
 
 def _in_order(eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
@@ -56,8 +53,9 @@ def _ordered(eqn: jex.JaxprEqn, params: dict[str, Any], left: jax.Array, right: 
     return lax.transpose(result, [places[i] for i in range(result.ndim)])
 
 
-# Rules for an `Interpreter`.
-RULES = {"conv_general_dilated": _in_order}
+def order_for(eqn: jex.JaxprEqn) -> Rule[jax.Array] | None:
+    """Return the rule for a convolution in a branch or a loop, None for other equations."""
+    return _in_order if eqn.primitive.name == "conv_general_dilated" else None
 
 
 # Fewer features in the result are not worth the convolutions of phases, which have a cost of their own.
@@ -192,44 +190,3 @@ def _in_phases(eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
         widened[out] *= dilation
     result = result.transpose(order).reshape(widened)
     return [lax.slice(result, [0] * len(widened), kind.shape)]
-
-
-class _InFasterForms(Interpreter[jax.Array]):
-    def rule(self, eqn: jex.JaxprEqn) -> Rule[jax.Array] | None:
-        if (rule := rule_for(eqn)) is not None:
-            return rule
-        return self.enter if eqn.primitive.name in CALLS and any(map(rule_for, equations_in(eqn))) else None
-
-
-def in_faster_forms(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Returns a jaxpr whose convolutions have the faster forms; itself where none has one."""
-    if closed.effects or not any(map(rule_for, equations(closed))):
-        return closed
-    return jax.make_jaxpr(lambda *args: _InFasterForms().run(closed, args))(*closed.in_avals)
-
-
-def convolves(closed: jex.ClosedJaxpr) -> bool:
-    """Returns whether there is a convolution in a jaxpr."""
-    return any(eqn.primitive.name == "conv_general_dilated" for eqn in equations(closed))
-
-
-def in_loop(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the same function, with convolutions that XLA compiles to fast code also in loops on the CPU."""
-
-    def of_replicas(eqn: jex.JaxprEqn, args: list[jax.Array]) -> list[jax.Array]:
-        if eqn.params["jaxpr"].constvars:
-            return jax_internals.rebind(eqn, eqn.params, args)
-
-        def replica(*blocks: jax.Array) -> list[jax.Array]:
-            return unwrapped(jex.ClosedJaxpr(eqn.params["jaxpr"], []), *blocks, rules=RULES, meet=False)
-
-        params = eqn.params
-        return list(jax_internals.shard_map_like(eqn, replica, params["in_specs"], params["out_specs"])(*args))
-
-    def run(*args: Any) -> Any:
-        leaves, tree = jax.tree.flatten(args)
-        closed, kinds = jax.make_jaxpr(lambda *x: function(*jax.tree.unflatten(tree, x)), return_shape=True)(*leaves)
-        results = unwrapped(closed, *leaves, rules={**RULES, "shard_map": of_replicas}, meet=False)
-        return jax.tree.unflatten(jax.tree.structure(kinds), results)
-
-    return run

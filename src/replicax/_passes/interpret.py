@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import jax.extend.core as jex
 
 from replicax._base import jax_internals
-from replicax._base.jaxprs import AnyJaxpr, Atom, opened
+from replicax._base.jaxprs import AnyJaxpr, Atom, equations_in, opened
 from replicax._passes.primitives import IN_CALLS
 
 V = TypeVar("V")
@@ -89,6 +89,24 @@ class Interpreter(Generic[V]):
     def enter(self, eqn: jex.JaxprEqn, operands: list[V]) -> list[V]:
         """Computes the jaxpr of a call in place of the call: a rule."""
         return self.run(eqn.params[IN_CALLS[eqn.primitive.name]], operands)
+
+
+class Rewriting(Interpreter[Any]):
+    """Computes jaxprs with some equations in another form.
+
+    Args:
+        rule_for: returns the rule for an equation, None for an equation that is computed as JAX does.
+        calls: the primitives of calls in which rules hold too, with the names of their parameters.
+    """
+
+    def __init__(self, rule_for: Callable[[jex.JaxprEqn], Rule[Any] | None], calls: Mapping[str, str]):
+        self._rule_for, self._calls = rule_for, calls
+
+    def rule(self, eqn: jex.JaxprEqn) -> Rule[Any] | None:
+        if (rule := self._rule_for(eqn)) is not None:
+            return rule
+        is_call = eqn.primitive.name in self._calls
+        return self.enter if is_call and any(map(self._rule_for, equations_in(eqn))) else None
 
 
 def part_of(jaxpr: jex.Jaxpr, eqns: Sequence[jex.JaxprEqn]) -> tuple[jex.ClosedJaxpr, list[jex.Var], list[jex.Var]]:

@@ -1,4 +1,9 @@
-"""The equations of a jaxpr as a graph: what computes a value, and which values are computed in the same way."""
+"""The equations of a jaxpr as a graph: what computes a value, and which values are computed in the same way.
+
+Keys compare jaxprs of several traces: what is computed alike has equal keys. Unless they are `exact`, constants are
+compared by their values, and any two Python functions are taken to be the same: made anew in each trace, constants and
+Python functions of custom derivatives are other objects and yet the same.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,12 @@ from typing import Any, TypeVar
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
 
-from replicax._base.jaxprs import Atom, kind_of, opened
-from replicax._passes.jaxpr_keys import key_of
+from replicax._base.jaxprs import AnyJaxpr, Atom, has_side_effects, kind_of, opened
 from replicax._passes.primitives import CALLS, CUSTOM_DERIVATIVES, ELEMENTWISE, SAME_ELEMENTS
+from replicax._values import AXIS
 
 _OF_SHAPES = frozenset(
     {"shape", "new_sizes", "dimensions", "broadcast_dimensions", "sharding", "context_mesh", "layout"}
@@ -226,3 +233,65 @@ def in_order(roots: Iterable[T], needs: Callable[[T], Iterable[T]]) -> list[T]:
             path[id(following)] = following
             stack.append(iter(needs(following)))
     return list(done.values())
+
+
+def key_of(value: object, exact: bool = True) -> Hashable:
+    """Returns a key that equal parameters of equations share, and jaxprs that are alike."""
+    if isinstance(value, AnyJaxpr):
+        return key_of_jaxpr(*opened(value), exact)
+    if isinstance(value, (tuple, list)):
+        return (type(value), *(key_of(item, exact) for item in value))
+    if isinstance(value, dict):
+        return tuple((key, key_of(value[key], exact)) for key in sorted(value, key=str))
+    if not exact and (hasattr(value, "call_wrapped") or (callable(value) and not isinstance(value, type))):
+        return callable
+    if isinstance(value, (float, np.floating)) and value != value:
+        return "NaN"  # which equals nothing
+    try:
+        hash(value)
+    except TypeError:
+        return key_of_constant(value, exact)
+    return value
+
+
+def key_of_constant(value: Any, exact: bool) -> Hashable:
+    """Returns a key of an array: which object it is or, unless `exact`, its values."""
+    if exact or isinstance(value, jax.core.Tracer) or not hasattr(value, "dtype"):
+        return object, id(value)
+    host = jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+    return value.shape, value.dtype, np.asarray(host).tobytes()
+
+
+def key_of_jaxpr(jaxpr: jex.Jaxpr, consts: Sequence[Any], exact: bool) -> Hashable:
+    """Returns a key of what a jaxpr computes with these constants."""
+    places: dict[jex.Var, int] = {}
+
+    def atom_key(atom: Atom) -> Hashable:
+        if isinstance(atom, jex.Literal):
+            return key_of_literal(atom)
+        return places.setdefault(atom, len(places)), kind_of(atom).shape, kind_of(atom).dtype
+
+    keys = [*map(atom_key, [*jaxpr.constvars, *jaxpr.invars])]
+    for eqn in jaxpr.eqns:
+        keys.append((eqn.primitive, key_of(eqn.params, exact), *map(atom_key, [*eqn.invars, *eqn.outvars])))
+    constants = (key_of_constant(value, exact) for value in consts)
+    return ("jaxpr", *constants, *keys, *map(atom_key, jaxpr.outvars))
+
+
+def key_of_literal(literal: jex.Literal) -> Hashable:
+    """Returns a key of a literal: its kind and value."""
+    return "literal", kind_of(literal).shape, kind_of(literal).dtype, np.asarray(literal.val).tobytes()
+
+
+def runs_replicas(eqn: jex.JaxprEqn) -> bool:
+    """Returns whether an equation runs replicas and its jaxpr may be computed in another order."""
+    if eqn.primitive.name != "shard_map" or AXIS not in eqn.params["mesh"].axis_names:
+        return False
+    return not eqn.params["jaxpr"].constvars and not has_side_effects(eqn.params["jaxpr"])
+
+
+def returns_rows(mapped: jex.JaxprEqn, place: int) -> bool:
+    """Returns whether an output of a `shard_map` has one row for each replica."""
+    axes = tuple(mapped.params["out_specs"][place])
+    inside = mapped.params["jaxpr"].outvars[place]
+    return axes[:1] == (AXIS,) and not any(axes[1:]) and kind_of(inside).shape[0] == 1

@@ -20,50 +20,57 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicax._base import jax_internals
-from replicax._base.jaxprs import Atom, has_side_effects, kind_of
+from replicax._base.jaxprs import Atom, kind_of
 from replicax._collectives.all_reduce import Packing, all_reduce_p
+from replicax._passes.facts import Facts
 from replicax._passes.interpret import stages
-from replicax._passes.jaxpr_graph import Graph, Key
+from replicax._passes.jaxpr_graph import returns_rows, runs_replicas
 from replicax._passes.vectorize import Piece, Value, Values, joined, pieces, whole
-from replicax._tracing import frames
 from replicax._values import AXIS
 
 
-def evaluate(
-    level: frames.TraceFrame,
-    closed: jex.ClosedJaxpr,
-    supplied: dict[int, Value],
-    args: Sequence[jax.Array],
-    packing: Packing | None,
-    wanted: Sequence[Sequence[int]] = (),
-) -> tuple[Sequence[jax.Array | None], list[jax.Array]]:
-    """Computes the program of a level, its sums over replicas in as few messages as possible.
+def applies(closed: jex.ClosedJaxpr, facts: Facts) -> bool:
+    """Return whether a program has messages to merge, or vectors of variables to compute with."""
+    if closed.effects:
+        return False
+    needs_order = facts.mesh is not None and facts.mesh.needs_bound
+    if facts.vectors is None and not needs_order:
+        return False
+    return bool(facts.vectors) or any(runs_replicas(eqn) for eqn in closed.jaxpr.eqns)
 
-    Args:
-        level: whose program it is.
-        closed: its jaxpr.
-        supplied: the values of the level's inputs, which may be pieces of vectors.
-        args: the jaxpr's own inputs.
-        packing: the messages that suit the devices; None to do as JAX does.
-        wanted: places of outputs, of each of which one vector is made in place of arrays.
 
-    Returns:
-        The outputs, None where they went into a vector; and the vectors.
+def evaluate(closed: jex.ClosedJaxpr, facts: Facts, args: Sequence[jax.Array]) -> list[jax.Array]:
+    """Compute a program, its sums over replicas in as few messages as possible.
+
+    What is computed alike of parts of a vector is computed at once: of the vectors among the arguments, of those in
+    messages, and for the results in `facts.vectors`.
     """
-    jaxpr = closed.jaxpr
-    if packing is None or jaxpr.effects or not (wanted or any(runs_replicas(eqn) for eqn in jaxpr.eqns)):
-        results: list[jax.Array] = level.replay(closed, {slot: whole(value) for slot, value in supplied.items()}, *args)
-    else:
-        values = Values(jaxpr, [*zip(jaxpr.constvars, closed.consts), *zip(jaxpr.invars, args)])
-        for eqn in jaxpr.eqns:
-            if frames.is_input(eqn):
-                values.set(eqn.outvars, [supplied[eqn.params["slot"]]])
-            elif runs_replicas(eqn) and eqn.outvars:
-                _take_over(eqn, jaxpr, values, packing)
-        return _outputs(values, jaxpr.outvars, wanted)
-    vectors = [joined([results[place] for place in places]) for places in wanted]
-    taken = {place for places in wanted for place in places}
-    return [None if place in taken else result for place, result in enumerate(results)], vectors
+    jaxpr, packing = closed.jaxpr, facts.packing
+    assert packing is not None
+    values = Values(jaxpr, [*zip(jaxpr.constvars, closed.consts), *zip(jaxpr.invars, args)])
+    for eqn in jaxpr.eqns:
+        if runs_replicas(eqn) and eqn.outvars:
+            _take_over(eqn, jaxpr, values, packing)
+        else:
+            values.take_piece(eqn)
+    made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    vectors: dict[int, tuple[list[jex.JaxprEqn], jex.JaxprEqn]] = {}  # of places: constraints, and the concatenation
+    for place in facts.vectors or ():
+        constraints, eqn = [], made_by[jaxpr.outvars[place]]
+        while eqn.primitive.name == "sharding_constraint":
+            constraints.append(eqn)
+            eqn = made_by[eqn.invars[0]]
+        if eqn.primitive.name == "concatenate":
+            vectors[place] = constraints, eqn
+    others = [atom for place, atom in enumerate(jaxpr.outvars) if place not in vectors]
+    arrays, joined_arrays = values.arrays_and_vectors(others, [eqn.invars for _, eqn in vectors.values()])
+    results = {}
+    for (place, (constraints, _)), vector in zip(vectors.items(), joined_arrays):
+        for eqn in reversed(constraints):
+            (vector,) = jax_internals.rebind(eqn, eqn.params, [vector])
+        results[place] = vector
+    rest = iter(arrays)
+    return [results[i] if i in results else whole(next(rest)) for i in range(len(jaxpr.outvars))]
 
 
 def _outputs(
@@ -75,38 +82,6 @@ def _outputs(
     arrays, vectors = values.arrays_and_vectors(left, [[outvars[place] for place in places] for places in wanted])
     rest = iter(arrays)
     return [None if place in taken else whole(next(rest)) for place in range(len(outvars))], vectors
-
-
-def updated_alike(closed: jex.ClosedJaxpr, outputs: dict[int, int]) -> list[list[int]]:
-    """Finds groups of outputs that are computed in the same way, element by element.
-
-    Args:
-        closed: a level's jaxpr.
-        outputs: places of outputs, and for each the slot of the input that it replaces.
-    """
-    jaxpr = closed.jaxpr
-    graph = Graph(jaxpr)
-    slots = set(outputs.values())
-    leaves = {graph.key(e.outvars[0]) for e in jaxpr.eqns if frames.is_input(e) and e.params["slot"] in slots}
-    mapped = {id(eqn) for eqn in jaxpr.eqns if runs_replicas(eqn)}
-    inside: dict[int, tuple[Graph, set[Key]]] = {}  # of replicas' programs
-    groups: dict[tuple[int, int], list[int]] = {}
-    for place in outputs:
-        key = graph.source(graph.key(jaxpr.outvars[place]))
-        node = graph.nodes.get(key)
-        where, known = graph, leaves
-        if node is not None and id(node.eqn) in mapped:
-            eqn = node.eqn
-            body = eqn.params["jaxpr"]
-            if id(eqn) not in inside:
-                own = Graph(body)
-                inside[id(eqn)] = own, {own.key(var) for var, k in zip(body.invars, node.inputs) if k in leaves}
-            where, known = inside[id(eqn)]
-            key = where.key(body.outvars[node.outputs.index(key)])
-        number = where.likeness(key, known)
-        if not where.says_nothing(number):
-            groups.setdefault((id(where), number), []).append(place)
-    return list(groups.values())
 
 
 def _take_over(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr, values: Values, packing: Packing) -> None:
@@ -149,13 +124,6 @@ def _take_over(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr, values: Values, packing: Pac
     values.take_over(eqn, run, replicated, [one.outvars[0] for one in sums])
 
 
-def runs_replicas(eqn: jex.JaxprEqn) -> bool:
-    """Returns whether an equation runs replicas and its jaxpr may be computed in another order."""
-    if eqn.primitive.name != "shard_map" or AXIS not in eqn.params["mesh"].axis_names:
-        return False
-    return not eqn.params["jaxpr"].constvars and not has_side_effects(eqn.params["jaxpr"])
-
-
 def _sums_of_rows(mapped: jex.JaxprEqn, eqns: Iterable[jex.JaxprEqn], most: int) -> list[jex.JaxprEqn]:
     """Finds the equations that do nothing but add up what each replica returned, of at most so many bytes."""
     return [
@@ -167,13 +135,6 @@ def _sums_of_rows(mapped: jex.JaxprEqn, eqns: Iterable[jex.JaxprEqn], most: int)
         and returns_rows(mapped, mapped.outvars.index(eqn.invars[0]))
         and (kind := kind_of(eqn.outvars[0])).size * kind.dtype.itemsize <= most
     ]
-
-
-def returns_rows(mapped: jex.JaxprEqn, place: int) -> bool:
-    """Returns whether an output of a `shard_map` has one row for each replica."""
-    axes = tuple(mapped.params["out_specs"][place])
-    inside = mapped.params["jaxpr"].outvars[place]
-    return axes[:1] == (AXIS,) and not any(axes[1:]) and kind_of(inside).shape[0] == 1
 
 
 def _staged(

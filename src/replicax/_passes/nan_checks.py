@@ -23,12 +23,6 @@ from replicax._tracing import frames
 from replicax._values import AXIS
 
 
-def are_looked_for() -> bool:
-    """Returns whether `jax_debug_nans` is on."""
-    config: Any = jax.config
-    return bool(config.jax_debug_nans)
-
-
 def are_in(arrays: Iterable[object]) -> bool:
     """Returns whether there is a NaN in what this process has of some arrays."""
     return any(_has_nan(shard.data) for array in arrays for shard in getattr(array, "addressable_shards", ()))

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._base.jaxprs import AnyJaxpr, Atom, jaxprs_in, kind_of, opened
-from replicax._passes.jaxpr_keys import key_of
+from replicax._passes.jaxpr_graph import key_of
 from replicax._passes.primitives import IN_CALLS
 from replicax._passes.row_dims import Rows, are_same, as_constant, is_key
 from replicax._tracing import frames

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from replicax._passes.jaxpr_keys import key_of, key_of_constant
+from replicax._passes.jaxpr_graph import key_of, key_of_constant
 from replicax._values import Kind
 
 # For each axis of an array how many of its elements there are to a row of the batch; 0 where it has nothing to do with

@@ -16,8 +16,9 @@ from jax import lax
 
 from replicax._base import jax_internals
 from replicax._base.jaxprs import Atom, kind_of
+from replicax._passes.facts import Facts
 from replicax._passes.interpret import Interpreter, Rule, needed_for
-from replicax._passes.merge_all_reduces import runs_replicas
+from replicax._passes.jaxpr_graph import runs_replicas
 from replicax._passes.primitives import ELEMENTWISE, SAME_ELEMENTS
 from replicax._values import AXIS
 
@@ -25,16 +26,21 @@ from replicax._values import AXIS
 _BRIEF = ELEMENTWISE | SAME_ELEMENTS | {"transpose", "slice", "optimization_barrier"}
 
 
-def in_turn(closed: jex.ClosedJaxpr, message_size: int) -> jex.ClosedJaxpr:
-    """Return a level's jaxpr with the replicas' reduce-scatters in turn.
+def applies(closed: jex.ClosedJaxpr, facts: Facts) -> bool:
+    """Return whether replicas send two messages of reduce-scatters or more."""
+    size = _message_size(facts)
+    return not closed.effects and any(len(_messages(eqn, size)) > 1 for eqn in closed.jaxpr.eqns)
 
-    Args:
-        closed: the jaxpr; returned unchanged if its replicas send fewer than two messages.
-        message_size: the bytes that close a message. XLA may combine the reduce-scatters of a message.
-    """
-    if closed.effects or not any(len(_messages(eqn, message_size)) > 1 for eqn in closed.jaxpr.eqns):
-        return closed
-    return jax.make_jaxpr(lambda *args: _InTurn(message_size).run(closed, args))(*closed.in_avals)
+
+def evaluate(closed: jex.ClosedJaxpr, facts: Facts, args: Sequence[jax.Array]) -> list[jax.Array]:
+    """Compute the jaxpr of a function with the replicas' reduce-scatters in turn."""
+    return _InTurn(_message_size(facts)).run(closed, args)
+
+
+def _message_size(facts: Facts) -> int:
+    """Return the bytes that close a message. XLA may combine the reduce-scatters of a message."""
+    assert facts.packing is not None
+    return facts.packing.fit.ahead
 
 
 class _InTurn(Interpreter[jax.Array]):

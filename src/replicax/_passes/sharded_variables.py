@@ -9,21 +9,20 @@ parts of their operands, and a sum over the replicas of which a part is enough i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
 
 from replicax._base import jax_internals
 from replicax._base.jaxprs import Atom, checkpoint_like, kind_of, opened, parts_of_scan, scan_like
-from replicax._base.optimizing import optimizes_programs
 from replicax._collectives import sharding
 from replicax._collectives.all_reduce import packing_for
-from replicax._passes import check_collectives, cpu_products, device_layouts, lookups
+from replicax._passes import check_collectives, device_layouts, lookups
+from replicax._passes.facts import Facts
 from replicax._passes.interpret import Interpreter, Rule
 from replicax._passes.part_demand import (
     ANY,
@@ -38,68 +37,31 @@ from replicax._passes.part_demand import (
     totals_of,
 )
 from replicax._passes.primitives import CALLS, CUSTOM_DERIVATIVES
-from replicax._tracing import frames
 from replicax._values import AXIS, ReplicaMesh
 
 _ENTERED = {**CALLS, **CUSTOM_DERIVATIVES}  # not checkpoints, which would no longer recompute
 
 
-def evaluate(
-    closed: jex.ClosedJaxpr,
-    inputs: Mapping[int, tuple[jax.Array, int | None]],
-    outputs: Mapping[int, int],
-    args: Sequence[jax.Array],
-    differ: tuple[Collection[int], Sequence[bool]],
-    layouts: tuple[Mapping[int, PartitionSpec | None], Mapping[int, PartitionSpec | None]],
-    mesh: ReplicaMesh,
-) -> list[jax.Array]:
-    """Computes the jaxpr of a level.
-
-    Args:
-        closed: its jaxpr.
-        inputs: for the slot of each input of the level, the whole value and None, or this replica's part and its axis.
-        outputs: the places of the outputs that are returned in parts, with the axis.
-        args: the jaxpr's own inputs.
-        differ: the slots whose values may differ between replicas, and whether the jaxpr's own inputs may.
-        layouts: of slots, and of places of outputs: how the values are split over the devices of a replica.
-        mesh: the replicas'.
-
-    Returns:
-        The outputs.
-    """
-    slots = list(inputs)
-    kinds = []
-    for value, axis in inputs.values():
-        shape = list(value.shape)
-        if axis is not None:
-            shape[axis] *= mesh.size
-        kinds.append(jax.ShapeDtypeStruct(tuple(shape), value.dtype, weak_type=value.weak_type))
-
-    def flat(wholes: list[jax.Array], args: list[jax.Array]) -> list[jax.Array]:
-        return _Flat(dict(zip(slots, wholes))).run(closed, args)
-
-    program = jax.make_jaxpr(flat)(kinds, list(args))
+def evaluate(closed: jex.ClosedJaxpr, facts: Facts, args: Sequence[jax.Array]) -> list[jax.Array]:
+    """Compute a replica function's jaxpr, of which some arguments and results are parts (see `Parts`)."""
+    parts, mesh = facts.parts, facts.mesh
+    assert parts is not None and mesh is not None
+    program = jax.make_jaxpr(lambda *args: _Flat().run(closed, args))(*closed.in_avals)
     jaxpr, consts = opened(program)
-    given = {var: axis for var, (_, axis) in zip(jaxpr.invars, inputs.values()) if axis is not None}
+    given = {jaxpr.invars[place]: axis for place, axis in parts.arguments.items()}
     own = [not mesh.all_local and const.ndim > 0 for const in consts]  # another process may have another
-    varying = check_collectives.differing(jaxpr, [*own, *(slot in differ[0] for slot in slots), *differ[1]])
-    values = [*consts, *(value for value, _ in inputs.values()), *args]
-    known: device_layouts.Known = {var: layouts[0].get(slot) for var, slot in zip(jaxpr.invars, slots)}
-    known |= {jaxpr.outvars[place]: layout for place, layout in layouts[1].items()}
-    split = device_layouts.spread(jaxpr, known)
-    demand = Demand(jaxpr, given, outputs, {}, varying, mesh.size)
-    return _Evaluation(demand, split, mesh, packing_for(mesh).fit.ahead).run(values)
+    varying = check_collectives.differing(jaxpr, [*own, *parts.differ])
+    known: device_layouts.Known = {jaxpr.invars[place]: layout for place, layout in parts.argument_layouts.items()}
+    known |= {jaxpr.outvars[place]: layout for place, layout in parts.result_layouts.items()}
+    layouts = device_layouts.spread(jaxpr, known)
+    demand = Demand(jaxpr, given, parts.results, {}, varying, mesh.size)
+    return _Evaluation(demand, layouts, mesh, packing_for(mesh).fit.ahead).run([*consts, *args])
 
 
 class _Flat(Interpreter[Any]):
-    """Computes a level's jaxpr with calls entered, and with these arrays for the inputs of some slots."""
-
-    def __init__(self, supplied: Mapping[int, jax.Array]):
-        self._supplied = supplied
+    """Computes a jaxpr with calls entered."""
 
     def rule(self, eqn: jex.JaxprEqn) -> Rule[Any] | None:
-        if frames.is_input(eqn) and eqn.params["slot"] in self._supplied:
-            return lambda eqn, _: [self._supplied[eqn.params["slot"]]]
         return self.enter if eqn.primitive.name in _ENTERED else None
 
 
@@ -118,7 +80,6 @@ class _Evaluation:
     def __init__(self, demand: Demand, layouts: device_layouts.Layouts, mesh: ReplicaMesh, ahead: int = 0):
         self._demand, self._layouts, self._mesh, self._count = demand, layouts, mesh, mesh.size
         self._jaxpr = jaxpr = demand.jaxpr
-        self._orders_products = mesh.platform == "cpu" and optimizes_programs()
         # For each array that is gathered, and what is computed of it at no cost: the variable that is gathered.
         self._root: dict[jex.Var, jex.Var] = {var: var for var in (*demand.given, *demand.gathered)}
         self._maker = {var: (place, eqn) for place, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}
@@ -193,9 +154,7 @@ class _Evaluation:
             return self._compute_part(place, eqn)
         if any(var not in self._root for var in eqn.outvars) or not eqn.outvars:
             operands = [self._whole(atom, place) for atom in eqn.invars]
-            rule = cpu_products.rule_for(eqn) if self._orders_products else None
-            found = jax_internals.rebind(eqn, eqn.params, operands) if rule is None else rule(eqn, operands)
-            self._wholes.update(zip(eqn.outvars, found))
+            self._wholes.update(zip(eqn.outvars, jax_internals.rebind(eqn, eqn.params, operands)))
 
     def _add_up(self, place: int, eqn: jex.JaxprEqn) -> None:
         """Computes sums over the replicas; those of which a part is enough are reduced and scattered."""
@@ -266,7 +225,7 @@ class _Evaluation:
             else:
                 operands.append(self._part(atom, parts[i], place)[0] if i in parts else self._whole(atom, place))
         inner, _ = opened(eqn.params["jaxpr"])
-        closed = jax.make_jaxpr(lambda *args: _Flat({}).run(eqn.params["jaxpr"], args))(*map(_kind, inner.invars))
+        closed = jax.make_jaxpr(lambda *args: _Flat().run(eqn.params["jaxpr"], args))(*map(_kind, inner.invars))
         body, added = closed.jaxpr, totals_of(closed.jaxpr, consts, carried) if totals else {}
         results = [added[i] if i in totals else x for i, x in enumerate(body.outvars)]
         inputs = [*body.constvars, *body.invars]

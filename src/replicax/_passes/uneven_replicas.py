@@ -15,7 +15,7 @@ where only some jaxprs have a value of that shape, the others fill the place wit
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -28,8 +28,9 @@ from replicax._base import jax_internals
 from replicax._base.array_conversion import strong
 from replicax._base.jaxprs import Atom, equations_in, has_side_effects, kind_of
 from replicax._collectives import arithmetic
+from replicax._passes.facts import Facts
 from replicax._passes.interpret import Environment, Interpreter, Rule, computed, needed_for, stages
-from replicax._passes.jaxpr_keys import key_of, key_of_constant, key_of_literal
+from replicax._passes.jaxpr_graph import key_of, key_of_constant, key_of_literal
 from replicax._passes.primitives import CALLS, CHECKPOINTS, COLLECTIVES
 from replicax._values import AXIS, filled, largest_of, part_of
 
@@ -41,40 +42,32 @@ class NotAlike(Exception):
 _CALLS = {**CALLS, **CHECKPOINTS}
 
 
-_Rules = Mapping[str, Rule[jax.Array]]
-_NO_RULES: _Rules = {}
+def has_collectives_in_calls(closed: jex.ClosedJaxpr, facts: Facts) -> bool:
+    """Return whether a branch of a program whose replicas differ has collectives inside of its equations."""
+    return any(_meets(eqn) for eqn in closed.jaxpr.eqns)
 
 
-def unwrapped(
-    closed: jex.ClosedJaxpr, *args: jax.Array, rules: _Rules = _NO_RULES, meet: bool = True
-) -> list[jax.Array]:
-    """Computes a jaxpr, so that collectives within calls of other jaxprs stand in the program itself.
+def open_calls(closed: jex.ClosedJaxpr, facts: Facts, args: Sequence[jax.Array]) -> list[jax.Array]:
+    """Compute a jaxpr, so that collectives within calls of other jaxprs stand in the program itself.
 
-    Args:
-        closed: the jaxpr.
-        args: its arguments.
-        rules: rules for some primitives, by their names.
-        meet: whether it is about collectives at all.
+    Raises:
+        NotAlike: there is a collective in a loop or a branch.
     """
-    return _Unwrapping(rules, COLLECTIVES if meet else frozenset()).run(closed, args)
+    return _Opened().run(closed, args)
 
 
-class _Unwrapping(Interpreter[jax.Array]):
-    """Computes a jaxpr, calls opened that have collectives or equations in them that rules compute."""
-
-    def __init__(self, rules: _Rules, meetings: frozenset[str]):
-        self._rules, self._meetings = rules, meetings
-
+class _Opened(Interpreter[jax.Array]):
     def rule(self, eqn: jex.JaxprEqn) -> Rule[jax.Array] | None:
-        name = eqn.primitive.name
-        if name in self._rules:
-            return self._rules[name]
-        found = {one.primitive.name for one in equations_in(eqn)}
-        if name in _CALLS and not found.isdisjoint({*self._meetings, *self._rules}):
+        if not _meets(eqn):
+            return None
+        if eqn.primitive.name in _CALLS:
             return self.enter
-        if not found.isdisjoint(self._meetings):
-            raise NotAlike(f"the replicas meet inside of a {name!r}")
-        return None
+        raise NotAlike(f"the replicas meet inside of a {eqn.primitive.name!r}")
+
+
+def _meets(eqn: jex.JaxprEqn) -> bool:
+    """Return whether there are collectives inside of an equation."""
+    return any(inner.primitive.name in COLLECTIVES for inner in equations_in(eqn))
 
 
 def together(

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax._base.jaxprs import Atom
+from replicax._base.jaxprs import Atom, kind_of
 from replicax._passes.interpret import computed
 from replicax._passes.jaxpr_graph import (
     Circle,
@@ -30,9 +30,11 @@ from replicax._passes.jaxpr_graph import (
     ScopedEquation,
     aval_of,
     in_order,
+    runs_replicas,
     scalar_operands,
 )
 from replicax._passes.primitives import SAME_ELEMENTS
+from replicax._tracing import frames
 
 _MOST_RUNS = 8  # stretches of one vector; where there are more, its elements are gathered one by one
 
@@ -143,6 +145,17 @@ class Values:
     def set(self, variables: Iterable[jex.Var], values: Iterable[Value]) -> None:
         self.values.update(((0, var), value) for var, value in zip(variables, values))
 
+    def take_piece(self, eqn: jex.JaxprEqn) -> None:
+        """Note the result of an equation that takes a part of a known vector, or gives it a shape."""
+        if eqn.primitive.name not in ("slice", "reshape") or isinstance(eqn.invars[0], jex.Literal):
+            return
+        value, kind = self.values.get((0, eqn.invars[0])), kind_of(eqn.outvars[0])
+        if eqn.primitive.name == "reshape":
+            if isinstance(value, Piece) and eqn.params["dimensions"] is None:
+                self.set(eqn.outvars, [Piece(value.vector, value.start, kind.shape)])
+        elif value is not None and not isinstance(value, Piece) and value.ndim == 1 and eqn.params["strides"] is None:
+            self.set(eqn.outvars, [Piece(value, eqn.params["start_indices"][0], kind.shape)])
+
     def of(self, atoms: Iterable[Atom]) -> list[Value]:
         """Returns the values of these variables and literals."""
         return self.arrays_and_vectors(atoms, ())[0]
@@ -167,6 +180,38 @@ class Values:
     def is_known(self, key: Key) -> bool:
         key = self._known(key)
         return isinstance(key, LiteralKey) or key in self.values
+
+
+def updated_alike(closed: jex.ClosedJaxpr, outputs: dict[int, int]) -> list[list[int]]:
+    """Find groups of outputs that are computed in the same way, element by element.
+
+    Args:
+        closed: a level's jaxpr.
+        outputs: places of outputs, and for each the slot of the input that it replaces.
+    """
+    jaxpr = closed.jaxpr
+    graph = Graph(jaxpr)
+    slots = set(outputs.values())
+    leaves = {graph.key(e.outvars[0]) for e in jaxpr.eqns if frames.is_input(e) and e.params["slot"] in slots}
+    mapped = {id(eqn) for eqn in jaxpr.eqns if runs_replicas(eqn)}
+    inside: dict[int, tuple[Graph, set[Key]]] = {}  # of replicas' programs
+    groups: dict[tuple[int, int], list[int]] = {}
+    for place in outputs:
+        key = graph.source(graph.key(jaxpr.outvars[place]))
+        node = graph.nodes.get(key)
+        where, known = graph, leaves
+        if node is not None and id(node.eqn) in mapped:
+            eqn = node.eqn
+            body = eqn.params["jaxpr"]
+            if id(eqn) not in inside:
+                own = Graph(body)
+                inside[id(eqn)] = own, {own.key(var) for var, k in zip(body.invars, node.inputs) if k in leaves}
+            where, known = inside[id(eqn)]
+            key = where.key(body.outvars[node.outputs.index(key)])
+        number = where.likeness(key, known)
+        if not where.says_nothing(number):
+            groups.setdefault((id(where), number), []).append(place)
+    return list(groups.values())
 
 
 class _Plan:

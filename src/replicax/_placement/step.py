@@ -15,9 +15,9 @@ from replicax._base.messages import received
 from replicax._base.types import Tree
 from replicax._benchmark import hlo_collectives
 from replicax._engine import modes
+from replicax._engine.argument_layout import meshes_of
 from replicax._engine.function import Function, function, is_function
 from replicax._engine.program import Program
-from replicax._engine.program_inputs import meshes_of
 from replicax._engine.signature import CallSignature
 from replicax._placement.arrays import Places
 from replicax._placement.find import arrays_in

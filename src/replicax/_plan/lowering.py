@@ -22,9 +22,9 @@ from replicax._base.planning import PlanError
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import Leaf, Tree
 from replicax._collectives.sharding import cut_axis
+from replicax._engine.argument_layout import meshes_of
 from replicax._engine.function import Function
 from replicax._engine.program import Program
-from replicax._engine.program_inputs import meshes_of
 from replicax._engine.signature import ArgumentKey, CallSignature
 from replicax._engine.trace_function import Tracing
 from replicax._input.distributed_dataset import DistributedDataset
@@ -160,7 +160,8 @@ class Step:
         groups = program.arguments(call)
         tracing.close()
         refuse_callbacks(self.name, jaxpr)
-        exported = export_program(self.name, program.compiled, groups, topology, has_devices=self.mesh is None)
+        compiled = program.executable.for_steps(1).function
+        exported = export_program(self.name, compiled, groups, topology, has_devices=self.mesh is None)
         flat = [leaf for group in groups for leaf in group]
         mesh = self.mesh
         replicas = 1 if mesh is None else mesh.size
@@ -168,9 +169,9 @@ class Step:
             bytes(exported.serialize()),
             {"replica": 1} if mesh is None else dict(zip(mesh.mesh.axis_names, mesh.mesh.axis_sizes)),
             [spec_of(leaf) for leaf in flat],
-            [] if program._keeps else list(range(len(groups[0]) + len(groups[1]))),
+            [] if program.keeps else list(range(len(groups[0]))),
             replicas,
-            _inputs(program, [*groups[4], *groups[5]], replicas),
+            _inputs(program, [*groups[2], *groups[3]], replicas),
         )
 
 

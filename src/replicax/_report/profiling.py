@@ -18,12 +18,6 @@ import jax
 active: profile | None = None
 
 
-def identifier(function: object) -> str:
-    """Returns the name that a function has in programs and traces."""
-    name = getattr(function, "__name__", "")
-    return name if name.isidentifier() else "function"
-
-
 def step(function: str, number: int) -> contextlib.AbstractContextManager[object]:
     """Returns a context that stands in the trace as a step, for one call of a compiled function."""
     return jax.profiler.StepTraceAnnotation(function, step_num=number)

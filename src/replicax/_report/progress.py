@@ -74,7 +74,7 @@ def is_wanted() -> bool:
     setting = os.environ.get(VARIABLE, "").strip().lower()
     if setting in ("0", "off"):
         return False
-    return setting in ("1", "on") or is_terminal(sys.stderr) or is_notebook()
+    return setting in ("1", "on") or is_terminal(sys.stderr) or ("IPython" in sys.modules and is_notebook())
 
 
 class progress:

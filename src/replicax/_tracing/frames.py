@@ -14,7 +14,7 @@ import abc
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -218,6 +218,7 @@ class TraceFrame(Frame):
         self.device: jax.Device | None = None  # where a strategy of one device wants the program to run
         self.meshes: list[ReplicaMesh] = []  # of the strategies whose replicas run in it
         self.shared: list[tuple[State, str, list[jax.Array]]] = []  # assignments to variables that the replicas share
+        self.passes: dict[tuple[Any, str], None] = {}  # stages and names of the passes that have rewritten its jaxprs
         self.pads_rows = False  # whether rows are computed that do not count, see `_passes.padded_rows`
 
     def run_on(self, device: jax.Device) -> None:
@@ -308,9 +309,27 @@ class TraceFrame(Frame):
             return jex.jaxpr_as_fun(jaxpr)(*args) if evaluate is None else evaluate(jaxpr, *args)
 
 
+def note_passes(applied: Iterable[tuple[Any, str]]) -> None:
+    """Record stages and names of passes that have rewritten a part of the functions that are being traced."""
+    applied = dict.fromkeys(applied)
+    for level in levels():
+        level.passes.update(applied)
+
+
 def is_input(eqn: jex.JaxprEqn) -> bool:
     """Returns whether an equation of a level's jaxpr is one of its inputs, that of the slot in its parameters."""
     return eqn.primitive is _input
+
+
+def with_arguments(closed: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, list[int]]:
+    """Return a level's jaxpr with its inputs as the first arguments, and their slots in this order."""
+    jaxpr = closed.jaxpr
+    inputs = [eqn for eqn in jaxpr.eqns if is_input(eqn) and not isinstance(eqn.outvars[0], jex.DropVar)]
+    variables = [*(eqn.outvars[0] for eqn in inputs), *jaxpr.invars]
+    eqns = [eqn for eqn in jaxpr.eqns if not is_input(eqn)]
+    constants = list(zip(jaxpr.constvars, closed.consts))
+    with_inputs = jax_internals.part_of_jaxpr(jaxpr, eqns, variables, jaxpr.outvars, constants)
+    return with_inputs, [eqn.params["slot"] for eqn in inputs]
 
 
 def untaped_trace() -> jax.core.Trace | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -31,6 +31,8 @@ class Stored(Protocol):
     device: jax.Device | None
     runner: Callable[[Any, Any, Sequence[Tree]], Tree] | None
 
+    @property
+    def slots(self) -> Mapping[int, Any]: ...
     def read(self) -> list[jax.Array]: ...
     def write(self, leaves: list[jax.Array]) -> None: ...
     def read_component(self, replica: int) -> list[jax.Array]: ...

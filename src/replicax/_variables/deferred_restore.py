@@ -14,7 +14,7 @@ from typing import Protocol
 
 import jax
 
-from replicax._base.specs import has_64_bit_types
+from replicax._base.compile_settings import has_64_bit_types
 
 
 class Waiting(Protocol):

@@ -1,6 +1,10 @@
-"""The switch for all that rewrites compiled programs to make them faster, for bisecting a wrong number."""
+"""Settings, of replicax and of JAX, that compiled programs depend on."""
 
 from __future__ import annotations
+
+from typing import Any
+
+import jax
 
 _optimizes = True
 
@@ -34,3 +38,16 @@ def optimizes_programs() -> bool:
     True
     """
     return _optimizes
+
+
+def has_64_bit_types() -> bool:
+    """Return whether arrays may have 64-bit dtypes where these are asked for."""
+    config: Any = jax.config  # its options are not declared
+    allowed = config.jax_explicit_x64_dtypes
+    return bool(config.jax_enable_x64) or str(getattr(allowed, "name", allowed)).lower() == "allow"
+
+
+def looks_for_nans() -> bool:
+    """Return whether `jax_debug_nans` is on."""
+    config: Any = jax.config
+    return bool(config.jax_debug_nans)
