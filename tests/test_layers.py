@@ -46,6 +46,10 @@ PROGRAMS = ("tf", "_commands")  # packages that import from all others
 # The modules that may use what JAX does not document.
 MAY_USE_JAX_SRC = {"_base.jax_internals"}
 
+# The module that keeps what belongs to a thread or a context, and what the others therefore do not use.
+THREAD_STATE = "_base.thread_state"
+KEEPS_FOR_THREADS = {"threading.local", "contextvars.ContextVar", "contextvars.copy_context", "_thread._local"}
+
 # The module through which `replicax.tf` imports the others, and that of its commands, which run without JAX.
 THE_DOOR = "tf._core"
 DOORS = {THE_DOOR, "tf._programs._core"}
@@ -176,6 +180,28 @@ def test_only_one_module_uses_what_jax_does_not_document():
         lines += [node.lineno for node in ast.walk(GRAPH.trees[module]) if getattr(node, "attr", None) == "_src"]
         wrong += [f"{module}, line {line}" for line in lines]
     assert not wrong, f"jax._src is used by {wrong}; move that to {sorted(MAY_USE_JAX_SRC)}."
+
+
+def test_one_module_has_the_state_of_threads():
+    wrong, named, read = [], set(), set()
+    for module in MODULES.keys() - {THREAD_STATE}:
+        for node in ast.walk(GRAPH.trees[module]):
+            if (isinstance(node, ast.Attribute) and ast.unparse(node) in KEEPS_FOR_THREADS) or (
+                isinstance(node, ast.ImportFrom)
+                and {f"{node.module}.{alias.name}" for alias in node.names} & KEEPS_FOR_THREADS
+            ):
+                wrong.append(f"{module}, line {node.lineno}")
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("entered", "thread_state.entered"):
+                named |= {keyword.arg for keyword in node.keywords}
+            elif isinstance(node, ast.Attribute):
+                read.add(node.attr)
+    assert not wrong, f"What a thread or a context keeps is a slot of {THREAD_STATE}, not a variable of {wrong}."
+    (record,) = (node for node in GRAPH.trees[THREAD_STATE].body if getattr(node, "name", None) == "ThreadState")
+    assigned = [node for node in ast.walk(record) if isinstance(node, ast.Assign | ast.AnnAssign)]
+    targets = [node.target if isinstance(node, ast.AnnAssign) else node.targets[0] for node in assigned]
+    slots = {target.attr if isinstance(target, ast.Attribute) else target.id for target in targets}
+    assert named <= slots, f"`entered` is called with names that are no slots: {sorted(named - slots)}"
+    assert slots <= read, f"Nobody reads the slots {sorted(slots - read)}."
 
 
 def test_optional_libraries_are_imported_where_they_are_used():

@@ -23,6 +23,7 @@ from strategies import MEAN, SUM, mirrored
 
 import replicax as rx
 from replicax._autograph import operators
+from replicax._base.thread_state import current
 from replicax._tracing import autograph_switch
 
 converted = functools.partial(rx.function, autograph=True)
@@ -895,7 +896,7 @@ def test_an_assertion_on_a_tensor():
 
 @autograph_switch.do_not_convert
 def left_alone(x):
-    return autograph_switch.is_on(), x
+    return current.autograph, x
 
 
 def test_do_not_convert():

@@ -242,7 +242,7 @@ def test_rows_of_records_parsed_together_are_apart(run_tf):
     run_tf(
         COUNTED
         + """
-        from replicax._data import calls
+        from replicax._base import thread_state
 
         def example(i):
             made = {
@@ -340,7 +340,7 @@ def test_rows_of_records_parsed_together_are_apart(run_tf):
         def bytes_behind(array):
             return array.nbytes if array.base is None else bytes_behind(array.base)
         assert all(bytes_behind(x) <= max(x.nbytes, 128 * 8) for element in kept for x in element.values())
-        assert not calls._handed.tensors
+        assert not thread_state.current.handed[0]
         """
     )
 

@@ -22,6 +22,7 @@ from malt.core import converter
 from malt.operators import function_wrappers, py_builtins
 
 from replicax._autograph import operators, rewriting
+from replicax._base import thread_state
 from replicax._base.types import Tree
 from replicax._control_flow.traced_block import Undefined, UndefinedReturnValue
 from replicax._tracing import autograph_switch
@@ -103,7 +104,7 @@ def converted_call(
     if id(f) in _BUILTINS:
         return _BUILTINS[id(f)](*args, **kwargs)
     function, first = _python_function(f)
-    users = function is not None and autograph_switch.is_on() and _is_user_code(function)
+    users = function is not None and thread_state.current.autograph and _is_user_code(function)
     rewritten = _rewritten(function) if function is not None and users else None
     if function is None or rewritten is None:
         return f(*args, **kwargs)
@@ -178,9 +179,9 @@ def reason(error: BaseException) -> str:
 
 def call(fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
     """Calls `fn` converted."""
-    outermost = not autograph_switch.is_on()
+    outermost = not thread_state.current.autograph
     try:
-        with autograph_switch.switched(True):
+        with thread_state.entered(autograph=True):
             return converted_call(fn, args, kwargs)
     except jax.errors.ConcretizationTypeError as error:
         if outermost and (why := reason(error)) and why not in getattr(error, "__notes__", ()):

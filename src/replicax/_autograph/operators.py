@@ -8,7 +8,6 @@ assign, whose names are given too, and `set_state` assigns them.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._base.thread_state import current
 from replicax._base.types import Tree
 from replicax._control_flow import cond_and_loops
 from replicax._control_flow.traced_block import DynamicRange, Undefined
@@ -29,16 +29,9 @@ GetState: TypeAlias = Callable[[], tuple[Tree, ...]]
 SetState: TypeAlias = Callable[[tuple[Tree, ...]], None]
 
 
-class _Negation(threading.local):
-    last: tuple[jax.Array | None, object] = (None, None)  # the last tensor that `not` returned, and its operand
-
-
-_negation = _Negation()
-
-
 def forget_negation() -> None:
     """Drops the references to the tensors of the last `not`."""
-    _negation.last = (None, None)
+    current.negated = (None, None)
 
 
 # Operators.
@@ -76,7 +69,7 @@ def if_stmt(
     nouts: int,
 ) -> None:
     """Runs an `if` statement. The first `nouts` of its variables are read after it."""
-    (result, operand), _negation.last = _negation.last, (None, None)
+    (result, operand), current.negated = current.negated, (None, None)
     truth = truth_of(cond, "if statement")
     if isinstance(truth, bool):
         return body() if truth else orelse()
@@ -143,7 +136,7 @@ def not_(a: Tree) -> bool | jax.Array:
     if isinstance(truth, bool):
         return not truth
     opposite = jnp.logical_not(truth)
-    _negation.last = (opposite, a)
+    current.negated = (opposite, a)
     return opposite
 
 

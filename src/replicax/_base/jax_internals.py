@@ -15,6 +15,7 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
+from replicax._base import thread_state
 from replicax._base.types import Leaf, Tree
 
 if TYPE_CHECKING:
@@ -177,22 +178,15 @@ class InputPrimitive(jex.Primitive):
     def __init__(self, name: str):
         super().__init__(name)
         self.def_abstract_eval(lambda *, slot, aval: aval)  # type: ignore[no-untyped-call]
-        self._supply = threading.local()
 
     def bind(self, *args: object, slot: int, aval: jax.core.AbstractValue) -> Leaf:  # type: ignore[override]
         """Returns the value that is supplied for the slot, or else stages a placeholder."""
-        supply: dict[int, Leaf] = getattr(self._supply, "values", {})
-        return supply[slot] if slot in supply else super().bind(slot=slot, aval=aval)  # type: ignore[no-untyped-call]
+        supplied = thread_state.current.supplied
+        return supplied[slot] if slot in supplied else super().bind(slot=slot, aval=aval)  # type: ignore[no-untyped-call]
 
-    @contextlib.contextmanager
-    def supplied(self, values: dict[int, Leaf]) -> Iterator[None]:
-        """Has the placeholders of these slots be these values in the `with`."""
-        before: dict[int, Leaf] = getattr(self._supply, "values", {})
-        self._supply.values = {**before, **values}
-        try:
-            yield
-        finally:
-            self._supply.values = before
+    def supplied(self, values: dict[int, Leaf]) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the placeholders of these slots are these values."""
+        return thread_state.entered(supplied={**thread_state.current.supplied, **values})
 
 
 def is_staging(trace: Trace) -> bool:
@@ -456,22 +450,18 @@ def assume_cudnn() -> Iterator[None]:
         check = attention.check_cudnn_version
         if not hasattr(check, "_replicax_asks"):
             attention.check_cudnn_version = _version_or(check)
-    before = getattr(_cudnn, "is_assumed", False)
-    _cudnn.is_assumed = True
-    try:
+    with thread_state.entered(assumes_cudnn=True):
         yield
-    finally:
-        _cudnn.is_assumed = before
 
 
-_cudnn, _cudnn_lock = threading.local(), threading.Lock()
+_cudnn_lock = threading.Lock()
 
 
 def _version_or(check: Callable[[], int]) -> Callable[[], int]:
     """Return a function that returns the version of the planned GPUs, 9.10, where it is assumed, or asks `check`."""
 
     def version() -> int:
-        return 91000 if getattr(_cudnn, "is_assumed", False) else check()
+        return 91000 if thread_state.current.assumes_cudnn else check()
 
     version._replicax_asks = check  # type: ignore[attr-defined]
     return version

@@ -8,7 +8,6 @@ checkpoint or none.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import errno
 import functools
 import os
@@ -22,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._base import doc_pages
+from replicax._base import doc_pages, thread_state
 from replicax._base.atomic_files import (
     Artifact,
     existing,
@@ -114,9 +113,6 @@ def orbax_checkpointer() -> tuple[Any, ocp.Checkpointer]:
     return ocp.args, ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
-_is_detached: contextvars.ContextVar[bool] = contextvars.ContextVar("_is_detached", default=False)
-
-
 @contextlib.contextmanager
 def _detach_from_job() -> Iterator[None]:
     """Keep Orbax from asking the job's coordination service for signals, which no other process sends.
@@ -124,11 +120,8 @@ def _detach_from_job() -> Iterator[None]:
     The service ends with process 0. A worker that wrote or read after that would wait forever.
     """
     _replace_signaling_client()
-    token = _is_detached.set(True)
-    try:
+    with thread_state.entered(is_detached=True):
         yield
-    finally:
-        _is_detached.reset(token)
 
 
 @functools.cache
@@ -143,7 +136,7 @@ def _replace_signaling_client() -> None:
         return
 
     def choose_client() -> Any:
-        return local_client if _is_detached.get() else get_client()
+        return local_client if thread_state.current.is_detached else get_client()
 
     if hasattr(get_client, "cache_clear"):  # Orbax calls it
         choose_client.cache_clear = get_client.cache_clear  # type: ignore[attr-defined]

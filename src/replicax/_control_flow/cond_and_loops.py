@@ -8,7 +8,6 @@ runs its jaxpr, with the variables' values among the operands and results.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from replicax._base.thread_state import current
 from replicax._base.types import Leaf, Tree
 from replicax._control_flow import reversible_while
 from replicax._control_flow.traced_block import (
@@ -33,15 +33,6 @@ from replicax._control_flow.traced_block import (
 )
 from replicax._tracing import active_tapes, dataset_reads, frames
 from replicax._tracing.autograph_switch import where
-
-
-class _Guessing(threading.local):
-    def __init__(self) -> None:
-        self.undefined: list[Undefined] = []  # those that a loop will define, the types of which are not known yet
-
-
-_guessing = _Guessing()
-
 
 # Branches.
 
@@ -115,7 +106,7 @@ def _merged(mine: Value, theirs: Value) -> tuple[Any, list[Leaf]]:
             continue
         if isinstance(other.lone(), type(lone)):
             return mine.tree, list(mine.leaves)
-        if isinstance(lone, UndefinedReturnValue) or any(lone is guessed for guessed in _guessing.undefined):
+        if isinstance(lone, UndefinedReturnValue) or any(lone is guessed for guessed in current.undefined):
             return other.tree, [
                 _Chosen((None, leaf) if which == 0 else (leaf, None)) if isinstance(leaf, Tensor) else leaf
                 for leaf in other.leaves
@@ -307,7 +298,7 @@ def _loop_body(
         return before, arrays, TracedBlock(names, code, [*arrays, *rest], pulled)
 
     missing = [value for value in init if isinstance(value, Undefined)]
-    _guessing.undefined += missing
+    current.undefined += missing
     try:
         before, arrays, block = traced(init)
     except UnboundLocalError as error:
@@ -318,7 +309,7 @@ def _loop_body(
             f"{where()}'{unread}' must be defined before the loop, whose first iteration reads it."
         ) from error
     finally:
-        del _guessing.undefined[len(_guessing.undefined) - len(missing) :]
+        del current.undefined[len(current.undefined) - len(missing) :]
     typed = [_with_types(*each) for each in zip(init, before, block.values)]
     if any(new is not old for new, old in zip(typed, init)):
         before, arrays, block = traced(typed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from replicax._base.host_memory import Pool, kept
 from replicax._base.messages import shown
+from replicax._base.thread_state import current
 from replicax._base.types import Leaf, Tree
 from replicax._data.elements import Nested, as_host, as_tensor
 
@@ -81,29 +81,19 @@ def _applied(role: str, function: Callable[..., object], tensors: Tree) -> Tree:
     return call_user(role, function, *(tensors if type(tensors) is tuple else (tensors,)))
 
 
-class _Handed(threading.local):
-    """The tensors that this thread handed out last, and the arrays that they show."""
-
-    tensors: Sequence[Leaf] = ()
-    arrays: Sequence[np.ndarray] = ()
-
-
-_handed = _Handed()
-
-
 def hand_out(tensors: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> None:
     """Notes that a function is given tensors on the host, each of which shows an array that does not change any more.
 
     What the function returns of them as they are goes on as the arrays, which takes a fraction of the time.
     """
-    _handed.tensors, _handed.arrays = tensors, arrays
+    current.handed = tensors, arrays
 
 
 def on_host(result: Tree) -> Tree:
     """Returns the result of a function of an element as numpy arrays that do not change any more."""
-    tensors, arrays = _handed.tensors, _handed.arrays
+    tensors, arrays = current.handed
     if tensors:
-        _handed.tensors, _handed.arrays = (), ()
+        current.handed = (), ()
         if type(result) is dict and len(result) == len(tensors) and all(map(operator.is_, result.values(), tensors)):
             return dict(zip(result, arrays))
     known = dict(zip(map(id, tensors), arrays))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._base import tracebacks
+from replicax._base import thread_state, tracebacks
 from replicax._base.errors import InvalidArgumentError, OutOfRangeError
 from replicax._base.living import Living
 from replicax._base.messages import received
@@ -21,7 +21,7 @@ from replicax._data import composites
 from replicax._data.calls import ending
 from replicax._data.elements import Nested, tensors_of
 from replicax._data.multi_step import Block, stack_on_devices
-from replicax._data.prefetch import Lock, advancing, on_behalf_of
+from replicax._data.prefetch import Lock
 from replicax._data.ragged import RaggedTensor
 from replicax._data.reading import Position, Reading, StatefulNode, state_from_bytes, state_to_bytes
 from replicax._data.sparse import SparseTensor
@@ -198,7 +198,7 @@ class ElementIterator(Iterator[Tree]):
         raise NotImplementedError
 
     def _refuse_own_functions(self) -> None:
-        if self._lock in advancing.locks:
+        if self._lock in thread_state.current.advancing:
             raise RuntimeError(
                 "A function of a dataset asks for the next element of the very iterator for which it is making one. "
                 "Use another iterator there: iter(dataset) makes one."
@@ -206,7 +206,7 @@ class ElementIterator(Iterator[Tree]):
 
     def _make_next(self) -> Tree | Block:
         """Calls `_next_element`, noting for this thread that it makes an element of this iterator."""
-        with on_behalf_of((*advancing.locks, self._lock)):
+        with thread_state.entered(advancing=(*thread_state.current.advancing, self._lock)):
             return self._next_element()
 
     def _ask_for(self, count: int) -> None:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 
+from replicax._base import thread_state
 from replicax._base.host_memory import LARGE
 from replicax._base.types import Tree
-from replicax._data.prefetch import Lock, advancing, on_behalf_of
 
 _Future: TypeAlias = concurrent.futures.Future[Tree]
 
@@ -138,7 +138,7 @@ class ParallelMap(Iterator[Tree]):
             self._elsewhere = None
         elif self._trial is not None and self._trial.favors_threads and self._threads < self._most:
             self._start(self._most)
-        elif not self._threads and not advancing.reads_ahead:
+        elif not self._threads and not thread_state.current.reads_ahead:
             self._start(1)  # which computes while the caller does something else
 
     def __next__(self) -> Tree:
@@ -162,17 +162,12 @@ class ParallelMap(Iterator[Tree]):
         trial = self._trial
         return self._function(element) if trial is None else trial.called(self._function, element)
 
-    def _called_in_thread(self, locks: tuple[Lock, ...], worker: int | None, element: Tree) -> Tree:
-        advancing.worker = worker
-        with on_behalf_of(locks):
-            return self._called(element)
-
     def _call_next(self) -> None:
         assert self._executor is not None
         try:
             element = next(self._elements)
-            call, locks, worker = self._called_in_thread, advancing.locks, advancing.worker
-            self._calls.append(self._executor.submit(call, locks, worker, element))
+            inherited = thread_state.inherit(outlives=True)
+            self._calls.append(self._executor.submit(inherited.run, self._called, element))
         except StopIteration:
             self._ended = True
         except Exception as e:  # raised in its place in the order

@@ -21,37 +21,12 @@ from typing import TypeAlias
 
 import jax
 
+from replicax._base import thread_state
 from replicax._base.host_memory import SMALL
 from replicax._base.types import Tree
 
 Lock: TypeAlias = contextlib.AbstractContextManager[bool]  # an `RLock`, whose class has no public name
 _Item: TypeAlias = tuple[Tree, BaseException | None]  # an element, or the exception in its place
-
-
-class _Advancing(threading.local):
-    """The iterators, by their locks, for which this thread makes an element, and the worker whose iterators they are.
-
-    Workers are those of a cluster with parameter servers, which may all be in this process; None elsewhere. A thread
-    reads ahead if it only makes elements ahead of their use.
-    """
-
-    def __init__(self) -> None:
-        self.locks: tuple[Lock, ...] = ()
-        self.worker: int | None = None
-        self.reads_ahead = False
-
-
-advancing = _Advancing()
-
-
-@contextlib.contextmanager
-def on_behalf_of(locks: tuple[Lock, ...]) -> Iterator[None]:
-    """Returns a context in which this thread makes elements of the iterators that have these locks."""
-    before, advancing.locks = advancing.locks, locks
-    try:
-        yield
-    finally:
-        advancing.locks = before
 
 
 SPARE = 7  # how many more small elements are held, where they are at hand
@@ -79,13 +54,14 @@ class Buffer:
         self._ordered = size  # how many that are not taken yet
         self._lock = threading.Lock()  # several threads may take
         self._stopped = False  # nothing more will be taken out
-        self._locks: tuple[Lock, ...] = ()  # of the iterators for which it makes elements
-        self._worker: int | None = None
-        self.thread = threading.Thread(target=self._fill, name="replicax-input", daemon=True)
+        self._inherited: thread_state.inherit
+        self.thread = threading.Thread(
+            target=lambda: self._inherited.run(self._fill), name="replicax-input", daemon=True
+        )
 
     def start(self) -> None:
         """Starts the thread."""
-        self._locks, self._worker = advancing.locks, advancing.worker
+        self._inherited = thread_state.inherit(outlives=True)
         _running.add(self)
         try:
             self.thread.start()
@@ -95,7 +71,7 @@ class Buffer:
             raise
 
     def _fill(self) -> None:
-        advancing.locks, advancing.worker, advancing.reads_ahead = self._locks, self._worker, True
+        thread_state.current.reads_ahead = True
         elements = None
         try:
             elements = self._make(lambda: self._stopped)

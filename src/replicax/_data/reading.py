@@ -21,8 +21,8 @@ import numpy as np
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.living import Living
 from replicax._base.messages import received
+from replicax._base.thread_state import current
 from replicax._base.types import Tree
-from replicax._data.prefetch import advancing
 from replicax._data.skipping import Skip
 
 # The state of a node or of a reading: what JSON can write.
@@ -262,7 +262,7 @@ class Seeds(StatefulNode):
         self._seed = None if seed is None else int(seed) % 2**64
         self.readings, self.reshuffle = 0, reshuffle
         self.by_chance = seed is None
-        self.inner = bool(advancing.locks)  # whether a function of a dataset makes it
+        self.inner = bool(current.advancing)  # whether a function of a dataset makes it
         self.first = self.state()
         living_seeds.add(self)
 

@@ -6,12 +6,12 @@ import contextlib
 import math
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 
+from replicax._base.thread_state import current
 from replicax._job import state
 from replicax._report.progress import progress
 
@@ -68,22 +68,23 @@ class CompileNote(NamedTuple):
     cause: str = ""
 
 
-class _Spent(threading.local):
-    seconds = 0.0
-    shown: progress | None = None  # of the program that is being compiled
-    name = ""
+class _Compiling:
+    """A program that is being compiled: the seconds so far, and what shows it."""
+
+    def __init__(self, name: str):
+        self.name, self.seconds, self.shown = name, 0.0, progress(f"compiling {name}")
 
 
-_spent = _Spent()
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _EVENTS = {"/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration", _COMPILED}
 
 
 def _listen(event: str, duration_secs: float, **_: Any) -> None:
-    if event in _EVENTS:
-        _spent.seconds += duration_secs
-    if event == _COMPILED and _spent.shown is not None:
-        _spent.shown.description = f"running {_spent.name} for the first time"
+    compiling: _Compiling | None = current.compiling
+    if compiling is not None and event in _EVENTS:
+        compiling.seconds += duration_secs
+        if event == _COMPILED:
+            compiling.shown.description = f"running {compiling.name} for the first time"
 
 
 jax.monitoring.register_event_duration_secs_listener(_listen)
@@ -91,16 +92,16 @@ jax.monitoring.register_event_duration_secs_listener(_listen)
 
 def begin(name: str) -> progress:
     """Notes that this thread is about to compile a program, and returns a context that shows it if it takes long."""
-    _spent.seconds, _spent.name = 0.0, name
-    _spent.shown = progress(f"compiling {name}")
-    return _spent.shown
+    current.compiling = compiling = _Compiling(name)
+    return compiling.shown
 
 
 def end(name: str, note: CompileNote) -> None:
     """Tells of a program that was compiled, if it took long."""
     global _limit
     traced, inputs, cause = note
-    seconds, _spent.shown = traced + _spent.seconds, None
+    compiling, current.compiling = current.compiling, None
+    seconds = traced if compiling is None else traced + compiling.seconds
     if _limit is None:
         _limit = _from_environment()
     if seconds < _limit:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Hashable, Iterable
 
 import numpy as np
 
+from replicax._base.thread_state import current, entered
 from replicax._base.types import Tree
 from replicax._engine.function import Function, is_function
-from replicax._engine.modes import of_thread
 from replicax._tracing.context import StrategyLike
 
 
@@ -27,25 +27,21 @@ def run_compiled(
     It belongs to `fn` where that is a compiled function, and else to the function that is driven from the host, and
     keeps nothing alive that it knows by its id.
     """
-    code = fn._code if is_function(fn) else of_thread.driven
+    code = fn._code if is_function(fn) else current.driven
     assert code is not None
     runs = code.runs
     keep: list[object] = []
-    autograph = fn._code.autograph if is_function(fn) else of_thread.host_driven and of_thread.host_converts
-    key = strategy, autograph, closure_key(fn, keep)
+    key = strategy, code.autograph, closure_key(fn, keep)
     if key not in runs:
 
         def run(args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
-            return strategy.run(of_thread.running, args=args, kwargs=kwargs)
+            return strategy.run(current.replica_function, args=args, kwargs=kwargs)
 
         run.__name__ = getattr(fn, "__name__", "run")
         objects = [weakly(value, lambda _: runs.pop(key, None)) for value in keep]
-        runs.setdefault(key, (Function(run, None, autograph, compiled_only=True), objects))
-    before, of_thread.running = of_thread.running, fn.python_function if is_function(fn) else fn
-    try:
+        runs.setdefault(key, (Function(run, None, code.autograph, compiled_only=True), objects))
+    with entered(replica_function=fn.python_function if is_function(fn) else fn):
         return runs[key][0](args, kwargs)
-    finally:
-        of_thread.running = before
 
 
 def weakly(value: object, end: Callable[[object], object]) -> object:

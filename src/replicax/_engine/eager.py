@@ -9,7 +9,6 @@ while others wait, or they wait in different calls), those that wait are release
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from replicax._base import errors, jax_internals, nest, tracebacks
+from replicax._base import errors, jax_internals, nest, thread_state, tracebacks
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree
 from replicax._collectives.arithmetic import Reducible
 from replicax._collectives.reducer import Reducer
@@ -38,7 +37,7 @@ from replicax._values import (
     regroup,
     select,
 )
-from replicax._variables import assigned_alike, creators
+from replicax._variables import assigned_alike
 
 _L = TypeVar("_L", bound=Reducible)
 
@@ -155,16 +154,6 @@ def _plain() -> bool:
     return jax_internals.is_eager(jax_internals.current_trace())
 
 
-# JAX's settings that a thread can have for itself (`with jax.enable_x64(True)`): replicas get their caller's.
-_SETTINGS = {
-    f"jax_{name}": getattr(jax, name)
-    for name in (
-        "enable_x64", "numpy_dtype_promotion", "numpy_rank_promotion", "default_matmul_precision", "default_prng_impl",
-        "debug_nans", "debug_infs", "disable_jit",
-    )
-}  # fmt: skip
-
-
 class _Replica:
     """One replica's thread, which calls `function`, and what it is at."""
 
@@ -181,9 +170,8 @@ class _Replica:
         self.sending = threading.Lock()  # held while it is sent
 
     def start(self) -> None:
-        inherited = contextvars.copy_context()
         self.thread = threading.Thread(
-            target=inherited.run, args=(self._main,), name=f"replicax-replica-{self.id}", daemon=True
+            target=self.run.inherited.run, args=(self._main,), name=f"replicax-replica-{self.id}", daemon=True
         )
         self.thread.start()
 
@@ -193,11 +181,6 @@ class _Replica:
         context = LockstepContext(run.strategy, run.reducer, self)
         frame = frames.ReplicaFrame(run.mesh, self.index)
         with contextlib.ExitStack() as stack:
-            if self.thread is not None:
-                for name, value in run.settings.items():
-                    if getattr(jax.config, name) != value:
-                        stack.enter_context(_SETTINGS[name](value))
-                creators.state.names, creators.state.creators = list(run.names), list(run.creators)
             stack.enter_context(_context.entered(run.strategy, context))
             stack.enter_context(frames.entered(frame))
             if run.tapes and run.mesh.size > 1:
@@ -265,8 +248,7 @@ class Lockstep:
         self.strategy, self.reducer, self.mesh = strategy, reducer, reducer.mesh
         self.turn = threading.Semaphore(0)  # given back by a replica that meets or ends
         self.abandoned = False
-        self.settings = {name: getattr(jax.config, name) for name in _SETTINGS}
-        self.names, self.creators = list(creators.state.names), list(creators.state.creators)
+        self.inherited = thread_state.inherit()
         self.tapes = active_tapes.entered()
         self.part_rows: PartRows | None = None
 

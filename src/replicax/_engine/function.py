@@ -29,6 +29,7 @@ import jax
 
 from replicax._base import jax_internals, tracebacks
 from replicax._base.messages import received, shown
+from replicax._base.thread_state import current
 from replicax._base.types import Tree
 from replicax._engine import modes, multi_step, step_hints
 from replicax._engine.concrete_function import ConcreteFunction
@@ -103,7 +104,7 @@ class Function:
         if hint is not None:
             hint.calls += 1
             if hint.calls > step_hints.FIRST and not taped and profiling.active is None:
-                owner = (modes.of_thread.host_driven and modes.of_thread.driven) or self._code
+                owner = current.driven or self._code
                 try:
                     return hint.run(owner, owner is not self._code, call, lambda: run(call, taped))
                 finally:

@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import contextvars
-import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
 
 from replicax._base import array_conversion, nest, signatures
 from replicax._base.errors import OutOfRangeError
+from replicax._base.thread_state import ThreadState, current, entered
 from replicax._base.types import Leaf, Tree
 from replicax._data import calls
 from replicax._tracing import autograph_switch, frames, undo
 from replicax._tracing.dataset_reads import Abort, given_back
 
-
-class _Modes(threading.local):
-    def __init__(self) -> None:
-        self.host_driven = False  # whether `strategy.run` compiles by itself
-        self.host_converts = False  # and whether it converts the replica function
-        self.driven: PythonCode | None = None  # the code that the host drives
-        self.running: Any = None  # the replica function that `strategy.run` compiles
-        self.no_creation = False  # whether a new variable is an error
-
-
-of_thread = _Modes()
-
-
 _run_eagerly = False
-_rehearses: contextvars.ContextVar[bool] = contextvars.ContextVar("rehearses", default=False)  # with its eager replicas
+_rehearses = ThreadState.rehearses
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:
@@ -83,7 +69,7 @@ def note_creation() -> None:
     """Refuses or postpones tracing where a variable is about to be made."""
     check_state()
     if frames.is_tracing():
-        if of_thread.no_creation:
+        if current.no_creation:
             raise ValueError(
                 "tf.function only supports singleton tf.Variables created on the first call. Make sure the tf.Variable "
                 "is only created once or created outside tf.function. See "
@@ -94,14 +80,9 @@ def note_creation() -> None:
             raise CreatesVariables
 
 
-@contextlib.contextmanager
-def no_creation(refused: bool) -> Iterator[None]:
-    """Returns a context in which, if `refused`, a new variable is an error."""
-    before, of_thread.no_creation = of_thread.no_creation, of_thread.no_creation or refused
-    try:
-        yield
-    finally:
-        of_thread.no_creation = before
+def no_creation(refused: bool) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which, if `refused`, a new variable is an error."""
+    return entered(no_creation=current.no_creation or refused)
 
 
 def undo_on_error() -> contextlib.AbstractContextManager[object]:
@@ -128,12 +109,13 @@ class Running:
         return self._numbers[what] - 1
 
 
-_running: contextvars.ContextVar[Running | None] = contextvars.ContextVar("running", default=None)
+_running = ThreadState.running
 
 
 def running() -> Running | None:
-    """Returns the function whose Python code is being traced, or runs as it is: the innermost of its own accord."""
-    return _running.get()
+    """Return the function whose Python code is being traced, or runs as it is: the innermost of its own accord."""
+    innermost: Running | None = _running.get()
+    return innermost
 
 
 class _Entered(contextlib.AbstractContextManager[None]):
@@ -204,29 +186,24 @@ class PythonCode:
 
         If it runs eagerly and fails, it changes nothing, as a compiled call.
         """
-        before = of_thread.host_driven, of_thread.host_converts, of_thread.driven
-        of_thread.host_driven, of_thread.host_converts, of_thread.driven = host, self.autograph, self
         try:
-            with self.entered():
+            with entered(driven=self if host else None), self.entered():
                 return self.call(args, kwargs) if host else self.call_eagerly(args, kwargs)
         except StopIteration as error:  # of a `next(iterator)` in it
             raise calls.ending(OutOfRangeError("End of sequence")) from error
-        finally:
-            of_thread.host_driven, of_thread.host_converts, of_thread.driven = before
 
     def rehearse(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> None:
         """Runs eagerly for the variables that are made on the way, and takes back what is assigned."""
         args, kwargs = nest.map_structure(_as_tensor, (args, kwargs))
         numbers = self.random_numbers
-        token = _rehearses.set(True)  # a compiled function in it would take over the arrays that are to come back
         try:
-            with undo.log_writes() as log, given_back():
+            # A compiled function in it would take over the arrays that are to come back.
+            with entered(rehearses=True), undo.log_writes() as log, given_back():
                 try:
                     self.run(args, kwargs, host=False)
                 finally:
                     log.undo()
         finally:
-            _rehearses.reset(token)
             self.random_numbers = numbers
 
 

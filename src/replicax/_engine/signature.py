@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef
 
-from replicax._base import array_conversion, jax_internals, nest
+from replicax._base import array_conversion, jax_internals, nest, thread_state
 from replicax._base import specs as _specs
 from replicax._base.compile_settings import has_64_bit_types, optimizes_programs
-from replicax._base.export_switch import traces_for_one_device
 from replicax._base.indexed_slices import IndexedSlices, dynamic_arrays, with_arrays
 from replicax._base.signatures import Path
 from replicax._base.types import Leaf, Tree
@@ -126,7 +125,7 @@ class CallSignature:
         self.uneven_arguments = self.uneven
         frame, (strategy, replica_context) = frames.frame(), context.current()
         replica = frame.replica if isinstance(frame, frames.ReplicaFrame) else None
-        settings = has_64_bit_types(), optimizes_programs(), traces_for_one_device()
+        settings = has_64_bit_types(), optimizes_programs(), thread_state.current.for_one_device
         self.key: Hashable = (self._tree, self.keys, strategy, replica_context is None, replica, settings)
 
     def _take(self, leaf: Leaf) -> ArgumentKey:

@@ -36,7 +36,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from replicax._base import doc_pages, foreign_state, jax_internals
+from replicax._base import doc_pages, foreign_state, jax_internals, thread_state
 from replicax._base.foreign_state import Original
 from replicax._base.types import Tree, VariableAggregation, VariableSynchronization
 from replicax._integrations import nnx_paths
@@ -44,7 +44,7 @@ from replicax._integrations.nnx_checkpoints import checkpoint_leaf, is_arrays, n
 from replicax._integrations.nnx_normalization import normalized, statistics, update_welford
 from replicax._tracing import active_tapes, frames
 from replicax._tracing import context as _context
-from replicax._variables import creators, layouts
+from replicax._variables import creators
 from replicax._variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -254,7 +254,8 @@ class _View:
                 beside: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
                 if content.of is not None and (of := self.variable(content.of)) is not None:
                     beside = content.strategy.extended._colocate_state(of)
-                with creators.outside(content.strategy), beside, layouts.called(content.path):
+                named = thread_state.entered(rule_name=content.path)
+                with creators.outside(content.strategy), beside, named:
                     new = _new_variable(variable, content.value, kind)
                     held = _Held(new, kind)
                     if kind.of_replica is not None:

@@ -5,21 +5,17 @@ A path is known when the constructor of the whole model returns, and with it the
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from replicax._base.foreign_state import Original
+from replicax._base.thread_state import current
 from replicax._tracing import context as _context
 
 if TYPE_CHECKING:
     from flax import nnx
-
-
-class _Constructing(threading.local):
-    depth = 0  # how many constructors of NNX objects are running, one in the other
 
 
 class Paths:
@@ -30,20 +26,20 @@ class Paths:
     """
 
     def __init__(self, found: Callable[[nnx.Variable, str], None]):
-        self._found, self._constructing = found, _Constructing()
+        self._found = found
 
     def are_coming(self) -> bool:
         """Returns True if variables that are made now will be told their paths."""
-        return self._constructing.depth > 0 and _rules_by_name()
+        return current.nnx_constructors > 0 and _rules_by_name()
 
     def make(self, make: Original, cls: type, /, *args: object, **kwargs: object) -> nnx.Pytree:
         """Makes an object of NNX."""
-        self._constructing.depth += 1
+        current.nnx_constructors += 1
         try:
             node: nnx.Pytree = make(cls, *args, **kwargs)
         finally:
-            self._constructing.depth -= 1
-        if not self._constructing.depth and _rules_by_name():
+            current.nnx_constructors -= 1
+        if not current.nnx_constructors and _rules_by_name():
             from flax import nnx
 
             for path, value in nnx.iter_graph(node):

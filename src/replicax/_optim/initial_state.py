@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax._base import nest, planning
+from replicax._base import nest, planning, thread_state
 from replicax._base.types import Tree
 from replicax._collectives import cross_process, in_flight, sharding
 from replicax._tracing import frames
 from replicax._values import ReplicaMesh
-from replicax._variables import creators, deferred_restore
+from replicax._variables import deferred_restore
 from replicax._variables.distributed import MirroredVariable
 from replicax._variables.layouts import alike, paths_and_types
 from replicax._variables.mesh_storage import Divided
@@ -48,7 +48,7 @@ def initial_state(init: Callable[[Tree], Tree], variables: Tree, cut: bool, divi
         divided: returns the layout of an array with that by which the variables are divided among the replicas.
     """
     flat = nest.values(variables)
-    if type(frames.frame()) is not frames.GlobalFrame or frames.is_tracing() or creators.state.creators:
+    if type(frames.frame()) is not frames.GlobalFrame or frames.is_tracing() or thread_state.current.creators:
         return None
     for variable in flat:
         if variable._late is not False:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from replicax._base.compile_settings import has_64_bit_types
+from replicax._base.thread_state import current, entered
 from replicax._base.types import Leaf
-from replicax._data.prefetch import advancing
 from replicax._tracing import frames
 
 # Shapes and dtypes of the arrays of one element.
@@ -61,36 +60,20 @@ def index_dtype() -> np.dtype:
     return np.dtype(np.int64 if has_64_bit_types() else np.int32)
 
 
-class _State(threading.local):
-    tracing: Tracing | None = None
-
-
-_state = _State()
-
-
 def tracing() -> Tracing | None:
-    """Returns the trace for workers that this thread makes, None where it makes none."""
-    return _state.tracing
-
-
-@contextlib.contextmanager
-def _entered(tracing: Tracing | None, worker: int | None) -> Iterator[None]:
-    before = _state.tracing, advancing.worker
-    _state.tracing, advancing.worker = tracing, worker
-    try:
-        yield
-    finally:
-        _state.tracing, advancing.worker = before
+    """Return the trace for workers that this thread makes, None where it makes none."""
+    trace: Tracing | None = current.worker_trace
+    return trace
 
 
 def traced_by(tracing: Tracing) -> contextlib.AbstractContextManager[None]:
     """Returns a context in which functions are traced for workers."""
-    return _entered(tracing, None)
+    return entered(worker_trace=tracing, worker=None)
 
 
 def on_worker(index: int) -> contextlib.AbstractContextManager[None]:
     """Returns a context in which functions of datasets run on this worker, also in the threads that they start."""
-    return _entered(None, index)
+    return entered(worker_trace=None, worker=index)
 
 
 def experimental_get_current_worker_index() -> Leaf:
@@ -104,8 +87,8 @@ def experimental_get_current_worker_index() -> Leaf:
     >>> int(coordinator.schedule(index).fetch())
     0
     """
-    if advancing.worker is not None:
-        return jnp.asarray(advancing.worker, index_dtype())
-    if _state.tracing is None:
+    if current.worker is not None:
+        return jnp.asarray(current.worker, index_dtype())
+    if (trace := tracing()) is None:
         raise RuntimeError(_OUTSIDE)
-    return _state.tracing.index() if frames.levels() else jnp.asarray(0, index_dtype())  # in a first, eager call
+    return trace.index() if frames.levels() else jnp.asarray(0, index_dtype())  # in a first, eager call

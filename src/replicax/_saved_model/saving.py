@@ -11,9 +11,8 @@ from typing import Any
 
 import jax
 
-from replicax._base import foreign_state, json_values, planning, tracebacks
+from replicax._base import foreign_state, json_values, planning, thread_state, tracebacks
 from replicax._base.atomic_files import AnyPath, Artifact, path_text, replacing, write_record
-from replicax._base.export_switch import tracing_for_one_device
 from replicax._base.types import Tree
 from replicax._checkpoint import object_graph
 from replicax._checkpoint.checkpoint import Checkpoint
@@ -54,7 +53,7 @@ class _Saving:
     def tracing(self) -> contextlib.AbstractContextManager[None]:
         """Return a context for tracing functions, with on-read variables of one value if the model has any."""
         if any(isinstance(node.value, SyncOnReadVariable) for node in self.nodes):
-            return tracing_for_one_device()
+            return thread_state.entered(for_one_device=True)
         return contextlib.nullcontext()
 
     def number_of(self, function: Concrete) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax._base.export_switch import traces_for_one_device
+from replicax._base.thread_state import current
 from replicax._base.types import Tree
 from replicax._engine.concrete_function import ConcreteFunction
 from replicax._engine.function import Function
@@ -98,7 +98,7 @@ def saved(function: ConcreteFunction) -> Concrete:
     Raises:
         NotExportedError: it has no program for all that its specs allow, or takes or returns what cannot be saved.
     """
-    if traces_for_one_device():
+    if current.for_one_device:
         function = function.retrace()
     if any(spec.dtype == np.dtype(object) for spec in function.specs):
         raise NotExportedError(

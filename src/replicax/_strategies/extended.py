@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 from jax.sharding import PartitionSpec
 
 from replicax._base.messages import received
+from replicax._base.thread_state import current
 from replicax._base.types import (
     Args,
     CommunicationOptions,
@@ -436,7 +437,7 @@ class StrategyExtended(abc.ABC):
 
     def _new_seen_variable(self, **kwargs: Tree) -> Variable:
         variable = self._new_variable(**kwargs)
-        return _shown_to_creators(variable, kwargs) if creators.state.creators else variable
+        return _shown_to_creators(variable, kwargs) if current.creators else variable
 
     @abc.abstractmethod
     def _new_variable(self, **kwargs: Tree) -> Variable:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from replicax._base import devices, nest
+from replicax._base import devices, nest, thread_state
 from replicax._base.messages import received
 from replicax._base.types import (
     Args,
@@ -198,10 +198,11 @@ class MirroringExtended(ReplicatedExtended):
 
     def _layouts(self, trainable: bool, name: str, leaves: layouts.PathsAndTypes) -> list[PartitionSpec | None]:
         """Returns how the leaves of a new variable are split over a replica's devices."""
-        if layouts.making.beside is not None:
-            return layouts.alike(layouts.making.beside, leaves)
+        beside = thread_state.current.beside
+        if beside is not None:
+            return layouts.alike(beside, leaves)
         if self._rules is not None:
-            return self._rules.layouts(layouts.making.name or name, leaves, trainable)
+            return self._rules.layouts(thread_state.current.rule_name or name, leaves, trainable)
         return [None] * len(leaves)
 
     @property
@@ -223,7 +224,8 @@ class MirroringExtended(ReplicatedExtended):
         return host
 
     def _colocate_state(self, variables: Tree) -> contextlib.AbstractContextManager[None]:
-        return layouts.beside(variables) if self._mesh.logical_axes or self._rules else contextlib.nullcontext()
+        splits = self._mesh.logical_axes or self._rules
+        return thread_state.entered(beside=variables) if splits else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:

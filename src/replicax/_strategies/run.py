@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from replicax._base import devices, nest
+from replicax._base.thread_state import current
 from replicax._base.types import Args, Kwargs, Leaf, Tree
 from replicax._collectives.reducer import Reducer
 from replicax._engine import compiled, compiled_runs, eager, function, modes
@@ -62,13 +63,13 @@ def run_single(
     drives, and `call(fn, args, kwargs)` at once everywhere else.
     """
     outermost = frames.frame().compiles_runs and not frames.is_tracing()
-    if not (outermost and modes.of_thread.host_driven) or any(map(_is_text, nest.leaves((args, kwargs)))):
+    if not (outermost and current.driven is not None) or any(map(_is_text, nest.leaves((args, kwargs)))):
         return call(fn, args, kwargs)
     return compiled_runs.run_compiled(strategy, fn, args, kwargs)
 
 
 def _asks_for_program(fn: Callable[..., Tree]) -> bool:
-    return (function.is_function(fn) and not modes.functions_run_eagerly()) or modes.of_thread.host_driven
+    return (function.is_function(fn) and not modes.functions_run_eagerly()) or current.driven is not None
 
 
 def _is_text(leaf: Leaf) -> bool:

@@ -7,7 +7,6 @@ how they depend on others.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard
 
@@ -15,29 +14,22 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from replicax._base import thread_state
 from replicax._base.jax_internals import current_trace
+from replicax._base.thread_state import current
 from replicax._base.types import Leaf
 from replicax._tracing.tape_trace import Recorder, TapedVariable, below, identity, is_inexact, raising
 
 
-class _Tapes(threading.local):
-    def __init__(self) -> None:
-        self.entered: list[Recorder] = []
-        self.outside: Sequence[Recorder] = ()  # of the eager replica that runs here
-
-
-_tapes = _Tapes()  # JAX's current trace, too, is one for each thread
-
-
 def enter(recorder: Recorder) -> None:
     """Has this thread tell a tape of what it reads."""
-    _tapes.entered.append(recorder)
+    current.tapes.append(recorder)
 
 
 def leave(recorder: Recorder) -> None:
     """Ends what `enter` began; a tape that was not entered is ignored."""
-    if recorder in _tapes.entered:
-        _tapes.entered.remove(recorder)
+    if recorder in current.tapes:
+        current.tapes.remove(recorder)
 
 
 def is_variable(value: Leaf) -> TypeGuard[TapedVariable]:
@@ -53,7 +45,7 @@ def on_read(variable: TapedVariable, leaves: Sequence[jax.Array]) -> list[jax.Ar
     assigned, for which no gradient is wanted.
     """
     leaves = list(leaves)
-    for tape in _tapes.outside:
+    for tape in current.tapes_outside:
         if tape.on and tape.follows(variable) and id(variable) not in tape.read_beside:
             stand_ins = [jnp.zeros((), leaf.dtype) for leaf in leaves]
             tape.mark(variable, stand_ins)
@@ -87,29 +79,24 @@ def _copy_below(tapes: list[Recorder], leaf: jax.Array) -> jax.Array:
 
 def entered() -> list[Recorder]:
     """Returns the thread's tapes whose contexts are entered, the outermost first."""
-    return list(_tapes.entered)
+    return list(current.tapes)
 
 
 def followers(variable: TapedVariable) -> list[Recorder]:
     """Returns the thread's tapes that record and follow `variable`, the outermost first."""
-    return [tape for tape in _tapes.entered if tape.on and tape.follows(variable)]
+    return [tape for tape in current.tapes if tape.on and tape.follows(variable)]
 
 
 @contextlib.contextmanager
 def beside_replicas(tapes: Sequence[Recorder]) -> Iterator[None]:
     """Returns a context for one of several eager replicas: `tapes`, entered outside of it, learn of reads only."""
-    before = _tapes.entered, _tapes.outside
-    _tapes.entered, _tapes.outside = [], tapes
-    try:
-        with jex.set_current_trace(below(current_trace())):
-            yield
-    finally:
-        _tapes.entered, _tapes.outside = before
+    with thread_state.entered(tapes=[], tapes_outside=tapes), jex.set_current_trace(below(current_trace())):
+        yield
 
 
 def renamed(array: jax.Array, alias: jax.Array) -> jax.Array:
     """Returns `alias`, which has the values of `array` and was made where no tape saw it."""
-    for tape in _tapes.entered:
+    for tape in current.tapes:
         if tape.on and id(array) in tape.tracked:
             tape.add([array], [alias], identity)
     return alias
@@ -121,7 +108,7 @@ def lost(why: str, inputs: Sequence[jax.Array], outputs: Sequence[jax.Array], va
     Otherwise the gradient would be None, as if they did not depend on them. `variables`: those that eager replicas
     read count among the inputs.
     """
-    for tape in _tapes.entered:
+    for tape in current.tapes:
         if tape.on:
             reads = [x for leaves in tape.read_beside.values() for x in leaves] if variables else []
             known = [x for x in (*inputs, *reads) if id(x) in tape.tracked]

@@ -6,16 +6,15 @@ Python code, stands above; it is plugged in with `set_converter` and imported wh
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import ParamSpec, Protocol, TypeVar, overload
 
 import jax
 
 from replicax._base import doc_pages, errors, jax_internals
+from replicax._base.thread_state import current, entered
 from replicax._base.types import Tree
 
 _P = ParamSpec("_P")
@@ -35,28 +34,6 @@ class Converter(Protocol):
 
     def where(self) -> str:
         """Returns the line of the user's converted code that runs, for the beginning of a message, or an empty text."""
-
-
-class _Mode(threading.local):
-    on = False
-
-
-_mode = _Mode()
-
-
-def is_on() -> bool:
-    """Returns whether functions called now are to be converted."""
-    return _mode.on
-
-
-@contextlib.contextmanager
-def switched(on: bool) -> Iterator[None]:
-    """Returns a context in which functions are converted, or are not."""
-    before, _mode.on = _mode.on, on
-    try:
-        yield
-    finally:
-        _mode.on = before
 
 
 @functools.cache
@@ -92,7 +69,7 @@ def where() -> str:
 def call(on: bool, fn: Callable[..., _R], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> _R:
     """Calls `fn`, converted where `on` and where it can be, and otherwise as it is."""
     if not on or not available():
-        with switched(False):
+        with entered(autograph=False):
             return fn(*args, **kwargs)
     return _provided().call(fn, args, kwargs)
 
@@ -137,7 +114,7 @@ def advise(error: BaseException) -> None:
     if isinstance(error, jax.errors.UnexpectedTracerError) and not str(error).startswith(_LEFT_BEHIND):
         error.args = (f"{_LEFT_BEHIND} {error}",)
     if isinstance(error, _NEEDS_VALUES):
-        text = _BRANCH if isinstance(error, jax.errors.TracerBoolConversionError) and not is_on() else _VALUE
+        text = _BRANCH if isinstance(error, jax.errors.TracerBoolConversionError) and not current.autograph else _VALUE
         if not {_BRANCH, _VALUE} & set(getattr(error, "__notes__", ())):
             error.add_note(text)
 
@@ -154,7 +131,7 @@ def advise_on_value(error: Exception) -> None:
 
 def converted(fn: Callable[..., _R]) -> Callable[..., _R]:
     """Returns `fn` for code of replicax that is called from converted code and calls it in turn."""
-    if not _mode.on:
+    if not current.autograph:
         return fn
 
     @functools.wraps(fn, updated=())
@@ -185,7 +162,7 @@ def do_not_convert(
 
     @functools.wraps(func)
     def unconverted(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with switched(False):
+        with entered(autograph=False):
             return func(*args, **kwargs)
 
     setattr(unconverted, MARK, True)

@@ -7,7 +7,6 @@ have a component per replica; in a *replica* context (the function given to `run
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from replicax._base import errors, nest, tracebacks
+from replicax._base import errors, nest, thread_state, tracebacks
 from replicax._base.array_conversion import as_array
 from replicax._base.indexed_slices import IndexedSlices, dense
 from replicax._base.messages import received
@@ -336,13 +335,7 @@ def exchangeable_leaves(value: Tree, what: str, sparse: bool = True) -> list[Lea
 _Entry = tuple[StrategyLike, ReplicaContext | None]  # the current strategy, and the replica context in a replica
 
 
-class _Contexts(threading.local):
-    def __init__(self) -> None:
-        self.default: _Entry | None = None  # set by experimental_set_strategy
-        self.stack: list[_Entry] = []
-
-
-_contexts = _Contexts()
+_state = thread_state.current
 _default: _Entry | None = None
 
 
@@ -365,14 +358,13 @@ def default_strategy() -> StrategyLike:
 
 def current() -> _Entry:
     """Returns the current strategy, and the replica context in a replica."""
-    if _contexts.stack:
-        return _contexts.stack[-1]
-    return _contexts.default or _default_entry()
+    stack = _state.contexts
+    return stack[-1] if stack else _state.default_context or _default_entry()
 
 
 def in_replica_function() -> bool:
     """Returns whether a replica function of a strategy runs in this thread."""
-    return bool(_contexts.stack) and _contexts.stack[-1][1] is not None
+    return bool(_state.contexts) and _state.contexts[-1][1] is not None
 
 
 class entered:
@@ -382,11 +374,11 @@ class entered:
         self._entry = (strategy, replica_context)
 
     def __enter__(self) -> StrategyLike:
-        _contexts.stack.append(self._entry)
+        _state.contexts.append(self._entry)
         return self._entry[0]
 
     def __exit__(self, *_: object) -> None:
-        _contexts.stack.pop()
+        _state.contexts.pop()
 
 
 def get_strategy() -> StrategyLike:
@@ -445,9 +437,9 @@ def experimental_set_strategy(strategy: StrategyLike | None) -> None:
     2
     >>> rx.experimental_set_strategy(None)
     """
-    if _contexts.stack:
+    if _state.contexts:
         raise RuntimeError("Must not be called inside a `tf.distribute.Strategy` scope.")
-    _contexts.default = None if strategy is None or strategy is default_strategy() else (strategy, None)
+    _state.default_context = None if strategy is None or strategy is default_strategy() else (strategy, None)
 
 
 def require_cross_replica(strategy: StrategyLike, message: str = errors.CROSS_REPLICA_NEEDED) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
@@ -12,6 +11,7 @@ from typing import TypeAlias
 import jax
 
 from replicax._base import errors, jax_internals, nest
+from replicax._base.thread_state import current, entered
 from replicax._base.types import Leaf, Tree
 from replicax._data import iterators
 from replicax._data.iterators import ElementIterator
@@ -100,40 +100,28 @@ def meshes_of(reads: Sequence[DatasetRead]) -> list[ReplicaMesh | None]:
 Reader: TypeAlias = Callable[[ElementIterator], Tree]
 
 
-class _Readers(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[Reader] = []
-
-
-_readers = _Readers()
-
-
 @contextlib.contextmanager
 def reading_by(reader: Reader) -> Iterator[None]:
     """Returns a context in which `reader` gives the elements that are taken."""
     if not iterators.has_hooks():
         raise errors.not_plugged_in("The reading of datasets by compiled functions")
-    _readers.stack.append(reader)
+    current.readers.append(reader)
     try:
         yield
     finally:
-        _readers.stack.pop()
+        current.readers.pop()
 
 
 def reader() -> Reader | None:
     """Returns what gives elements to the function that is being traced; None where none is."""
-    return _readers.stack[-1] if _readers.stack else None
+    return current.readers[-1] if current.readers else None
 
 
 @contextlib.contextmanager
 def outside() -> Iterator[None]:
     """Returns a context outside of all that is being traced, where the functions of datasets run."""
-    before, _readers.stack = _readers.stack, []
-    try:
-        with jax_internals.untraced(), frames.entered(frames.untraced_frame()):
-            yield
-    finally:
-        _readers.stack = before
+    with entered(readers=[]), jax_internals.untraced(), frames.entered(frames.untraced_frame()):
+        yield
 
 
 def _read(iterator: ElementIterator) -> Tree:
@@ -143,7 +131,7 @@ def _read(iterator: ElementIterator) -> Tree:
             "args=(next(iterator),)). An element of a distributed dataset has a component for each replica, and "
             "`strategy.run` passes each replica its own."
         )
-    element = NotImplemented if (current := reader()) is None else current(iterator)
+    element = NotImplemented if (read := reader()) is None else read(iterator)
     if element is NotImplemented and frames.is_staging():
         raise RuntimeError(
             "next(iterator) stands inside of a compiled replica function or of jax.jit, where one element would become "

@@ -23,8 +23,8 @@ from jax.core import ShapedArray
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._base import jax_internals, tracebacks
+from replicax._base.thread_state import current
 from replicax._base.types import Leaf
-from replicax._data.prefetch import advancing
 from replicax._tracing import trace_caches, undo
 from replicax._tracing.state import Components, DistributedState, OneCopyState, State
 from replicax._tracing.tape_trace import below
@@ -49,7 +49,7 @@ def note(variable: State) -> None:
     """Notes a variable outside of any trace, which is about to be written."""
     if notes_changes:
         variable._changed = True
-        variable._changed_by_input |= bool(advancing.locks)
+        variable._changed_by_input |= bool(current.advancing)
     undo.note([variable])
 
 
@@ -387,27 +387,23 @@ def free(ids: set[int]) -> None:
         _free.notify_all()
 
 
-class _Frames(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[Frame] = [GlobalFrame()]
-
-
-_frames = _Frames()
+_outermost = GlobalFrame()
 
 
 def frame() -> Frame:
-    """Returns the current frame of this thread."""
-    return _frames.stack[-1]
+    """Return the current frame of this thread."""
+    stack: list[Frame] = current.frames
+    return stack[-1] if stack else _outermost
 
 
 def untraced_frame() -> Frame:
-    """Returns the innermost frame of this thread that is no level of tracing: an eager replica's, or the global one."""
-    return next(frame for frame in reversed(_frames.stack) if not isinstance(frame, TraceFrame))
+    """Return the innermost frame of this thread that is no level of tracing: an eager replica's, or the global one."""
+    return next((frame for frame in reversed(current.frames) if not isinstance(frame, TraceFrame)), _outermost)
 
 
 def levels() -> list[TraceFrame]:
-    """Returns the levels that this thread is tracing, the outermost first."""
-    return [frame for frame in _frames.stack if isinstance(frame, TraceFrame)]
+    """Return the levels that this thread is tracing, the outermost first."""
+    return [frame for frame in current.frames if isinstance(frame, TraceFrame)]
 
 
 class entered:
@@ -419,9 +415,9 @@ class entered:
 
     def __enter__(self) -> Frame:
         self._caches.__enter__()
-        _frames.stack.append(self._frame)
+        current.frames.append(self._frame)
         return self._frame
 
     def __exit__(self, *error: object) -> None:
-        _frames.stack.pop()
+        current.frames.pop()
         self._caches.__exit__(*error)

@@ -19,6 +19,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from replicax._base import jax_internals
+from replicax._base.thread_state import current
 from replicax._base.types import Tree
 
 _P = ParamSpec("_P")
@@ -29,16 +30,9 @@ _Callback = Callable[..., Iterable[ArrayLike]]  # a function of Python that a pr
 _MAY_FAIL = {"ffi_call"}
 
 
-class _Callbacks(threading.local):
-    running = 0  # in this thread, one inside of the other
-
-
-_callbacks = _Callbacks()
-
-
 def in_callback() -> bool:
     """Returns whether this thread runs a function that a compiled program has called back, whose errors are kept."""
-    return _callbacks.running > 0
+    return current.callbacks > 0
 
 
 def only_shows(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -66,13 +60,13 @@ class Guard:
 
         def called_back(*args: ArrayLike) -> list[np.ndarray]:
             if not self._errors:
-                _callbacks.running += 1
+                current.callbacks += 1
                 try:
                     return _checked(function(*args), types)
                 except BaseException as error:
                     self._errors.append(error)
                 finally:
-                    _callbacks.running -= 1
+                    current.callbacks -= 1
             return [np.zeros(kind.shape, kind.dtype) for kind in types]
 
         return only_shows(called_back) if shows else called_back

@@ -9,10 +9,11 @@ variables. JAX keeps the contexts as well, which therefore are numbers.
 from __future__ import annotations
 
 import itertools
-import threading
 from typing import Any
 
 import jax
+
+from replicax._base.thread_state import current
 
 _scope: Any = jax.make_user_context(None)
 _numbers = itertools.count()
@@ -25,10 +26,10 @@ class own:
         self.read: set[int] = set()  # ids of the variables that functions read which JAX has traced
         self._current = _scope(next(_numbers))
         self._current.__enter__()
-        _entered.stack.append(self)
+        current.trace_caches.append(self)
 
     def __exit__(self, *error: object) -> None:
-        _entered.stack.pop()
+        current.trace_caches.pop()
         self._current.__exit__(*error)
 
     def renew(self) -> None:
@@ -37,21 +38,14 @@ class own:
         self.__enter__()
 
 
-class _Entered(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[own] = []
-
-
-_entered = _Entered()
-
-
 def note_read(variable: int) -> None:
     """Notes that a variable of this id is read in a function that JAX is tracing."""
-    if _entered.stack:
-        _entered.stack[-1].read.add(variable)
+    if current.trace_caches:
+        current.trace_caches[-1].read.add(variable)
 
 
 def note_change(variable: int | None = None) -> None:
     """Notes that a variable of this id, or what is known of all of them, has changed."""
-    if _entered.stack and (variable in (read := _entered.stack[-1].read) or (variable is None and read)):
-        _entered.stack[-1].renew()
+    scopes = current.trace_caches
+    if scopes and (variable in (read := scopes[-1].read) or (variable is None and read)):
+        scopes[-1].renew()

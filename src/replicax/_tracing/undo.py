@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import threading
 from collections.abc import Iterable, Iterator
 
 import jax
 
+from replicax._base.thread_state import ThreadState, entered
 from replicax._tracing.state import State
 
 # Held while a compiled program takes variables' arrays and puts new ones in their place, and wherever else arrays that
@@ -46,18 +46,15 @@ class UndoLog:
                     variable._storage.write(leaves)
 
 
-_logs: contextvars.ContextVar[tuple[UndoLog, ...]] = contextvars.ContextVar("undo_logs", default=())
+_logs = ThreadState.undo_logs
 
 
 @contextlib.contextmanager
 def log_writes() -> Iterator[UndoLog]:
     """Return a context that records the variables written in it, also by threads that inherit the context."""
     log = UndoLog()
-    token = _logs.set((*_logs.get(), log))
-    try:
+    with entered(undo_logs=(*_logs.get(), log)):
         yield log
-    finally:
-        _logs.reset(token)
 
 
 @contextlib.contextmanager

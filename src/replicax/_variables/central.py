@@ -7,16 +7,14 @@ there to their devices and put the new ones back themselves, so that XLA can do 
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from replicax._base import jax_internals
+from replicax._base import jax_internals, thread_state
 from replicax._base.types import Tree, VariableAggregation
 from replicax._collectives.arithmetic import first_component
 from replicax._tracing import context, frames
@@ -171,19 +169,6 @@ class HomeStorage(Storage):
         return [self._home.copied(leaf) for leaf in leaves]
 
 
-_assigning_alike = contextvars.ContextVar("assigning_alike", default=False)
-
-
-@contextlib.contextmanager
-def alike() -> Iterator[None]:
-    """Returns a context in which all replicas assign the same to variables without an aggregation."""
-    token = _assigning_alike.set(True)
-    try:
-        yield
-    finally:
-        _assigning_alike.reset(token)
-
-
 class AggregatingVariable(OfReplicas, ResourceVariable):
     """A variable that lives once. What replicas assign is aggregated first, and then assigned once."""
 
@@ -209,7 +194,7 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
         self._check_strategy()
         if not self._in_own_replica():
             new = self._apply(method, self._whole_leaves(value))
-        elif self._aggregation is VariableAggregation.NONE and not _assigning_alike.get():
+        elif self._aggregation is VariableAggregation.NONE and not thread_state.current.assigns_alike:
             raise ValueError(
                 f"You must specify an aggregation method to update a {type(self).__name__} in Replica Context. You can "
                 "do so by passing an explicit value for argument `aggregation` to tf.Variable(..). It lives once for "

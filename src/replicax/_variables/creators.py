@@ -5,27 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 from replicax._base import jax_internals
 from replicax._base.messages import received
+from replicax._base.thread_state import current
 from replicax._base.types import Tree
 from replicax._tracing import context, frames
 from replicax._values import PerReplica
 
 _V = TypeVar("_V")
 Creator: TypeAlias = Callable[..., Any]  # a user's: takes the next creator and the arguments, returns a variable
-
-
-class _Creation(threading.local):
-    def __init__(self) -> None:
-        self.creators: list[tuple[context.StrategyLike, Creator]] = []  # with the strategy that was current then
-        self.names: list[str] = []
-
-
-state = _Creation()
 
 
 @contextlib.contextmanager
@@ -39,11 +30,11 @@ def variable_creator_scope(creator: Creator) -> Iterator[None]:
     ...     rx.Variable(1.0).trainable
     False
     """
-    state.creators.append((context.get_strategy(), creator))
+    current.creators = (*current.creators, (context.get_strategy(), creator))
     try:
         yield
     finally:
-        state.creators.pop()
+        current.creators = current.creators[:-1]
 
 
 class name_scope:
@@ -59,7 +50,7 @@ class name_scope:
         if not isinstance(name, str):
             raise ValueError(f"name for name_scope must be a string, got {received(name)}.")
         self._name = name
-        self._outer: list[list[str]] = []
+        self._outer: list[tuple[str, ...]] = []
 
     @property
     def name(self) -> str:
@@ -72,25 +63,25 @@ class name_scope:
         return self._name
 
     def __enter__(self) -> str:
-        self._outer.append(state.names)
+        self._outer.append(current.names)
         whole = self._name.endswith("/")
-        state.names = self._name[:-1].split("/") if whole else [*state.names, self._name]
-        return "/".join(state.names) + "/"
+        current.names = tuple(self._name[:-1].split("/")) if whole else (*current.names, self._name)
+        return "/".join(current.names) + "/"
 
     def __exit__(self, *error: object) -> None:
-        state.names = self._outer.pop()
+        current.names = self._outer.pop()
 
 
 @contextlib.contextmanager
 def outside(strategy: context.StrategyLike | None = None) -> Iterator[None]:
     """Returns a context outside of all replicas and traces, under the same strategy or the given one."""
-    current = context.get_strategy() if context.has_strategy() else None
+    outer = context.get_strategy() if context.has_strategy() else None
     within = context.get_replica_context() is not None
-    strategy = strategy or (current if within else None)
+    strategy = strategy or (outer if within else None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax_internals.untraced())
         stack.enter_context(frames.entered(frames.GlobalFrame()))
-        if strategy is not None and (within or strategy is not current):
+        if strategy is not None and (within or strategy is not outer):
             stack.enter_context(context.entered(strategy, None))
         yield
 
@@ -101,7 +92,7 @@ def through_creators(make: Callable[..., _V], components: bool = False) -> Calla
     The latter were entered outside of the current strategy's scope.
     """
     strategy = context.get_strategy()
-    for strategy_then, creator in state.creators:
+    for strategy_then, creator in current.creators:
         if (strategy_then is not strategy and context.has_strategy()) is components:
             make = functools.partial(creator, make)
     return make

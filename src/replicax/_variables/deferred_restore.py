@@ -14,6 +14,7 @@ from typing import Protocol
 
 import jax
 
+from replicax._base import thread_state
 from replicax._base.compile_settings import has_64_bit_types
 
 
@@ -33,7 +34,6 @@ class Late(Protocol):
 # In the order in which they began to wait, so that the last one's values stay.
 _waiting: list[weakref.ref[Waiting]] = []
 _lock = threading.Lock()
-_thread = threading.local()
 
 
 def wait(who: Waiting) -> None:
@@ -53,7 +53,7 @@ def is_late() -> bool:
 
 def settle(variable: Late | None = None) -> None:
     """Asks all who wait to look; for the sake of one late variable, or of something that was attached."""
-    if getattr(_thread, "settling", False):
+    if thread_state.current.restores:
         return
     with _lock:
         if variable is not None:
@@ -79,9 +79,8 @@ def _apart(looks: Sequence[Callable[[], None]]) -> None:
     wide = has_64_bit_types()  # which a thread may have set for itself
 
     def run() -> None:
-        _thread.settling = True
         try:
-            with jax.enable_x64(wide):
+            with thread_state.entered(restores=True), jax.enable_x64(wide):
                 for look in looks:
                     look()
         except BaseException as error:

@@ -12,8 +12,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from replicax._base import array_conversion, errors, nest
-from replicax._base.export_switch import traces_for_one_device
 from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.thread_state import current
 from replicax._base.types import Leaf, ReduceOp, Tree, VariableAggregation, VariableSynchronization
 from replicax._collectives import arithmetic
 from replicax._collectives.reducer import Reducer
@@ -352,7 +352,7 @@ class SyncOnReadVariable(_Distributed):
         if self._in_own_replica():
             new = self._apply(method, self._convert(value))
             return self._of_leaves(new) if read_value else None
-        if traces_for_one_device():
+        if current.for_one_device:
             return self._of_leaves(self._update_total(method, self._whole_leaves(value)))
         if isinstance(value, PerReplica):
             raise TypeError(

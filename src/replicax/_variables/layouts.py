@@ -5,9 +5,7 @@ A strategy's rules give layouts by name. An optimizer's state is split in the sa
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -26,34 +24,6 @@ class LayoutsOf(Protocol):
     """Returns the layouts of a variable's leaves, None for those that are whole."""
 
     def __call__(self, name: str, leaves: PathsAndTypes) -> list[PartitionSpec | None]: ...
-
-
-class _Making(threading.local):
-    beside: Tree = None  # a nest of the variables whose optimizer's state is made
-    name: str | None = None  # what rules call new variables, in place of their own names
-
-
-making = _Making()
-
-
-@contextlib.contextmanager
-def beside(variables: Tree) -> Iterator[None]:
-    """Returns a context in which new variables are an optimizer's state of a nest of variables."""
-    before, making.beside = making.beside, variables
-    try:
-        yield
-    finally:
-        making.beside = before
-
-
-@contextlib.contextmanager
-def called(name: str | None) -> Iterator[None]:
-    """Returns a context in which rules know new variables by this name, if it is not None."""
-    before, making.name = making.name, name
-    try:
-        yield
-    finally:
-        making.name = before
 
 
 class _Leaf(NamedTuple):

@@ -24,6 +24,7 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.living import Living
 from replicax._base.specs import SINGLE_DTYPES, TensorShape
+from replicax._base.thread_state import current
 from replicax._base.types import (
     Leaf,
     Tree,
@@ -153,7 +154,7 @@ class Variable(ArrayProtocol, Scattering, nest.LeafBase, Displayed, metaclass=_V
         self._aggregation = as_variable_option(VariableAggregation, aggregation, name)
         on_read = self._synchronization is VariableSynchronization.ON_READ
         self._trainable = (not on_read) if trainable is None else bool(trainable)
-        self._name = "/".join([*creators.state.names, name or "Variable"])
+        self._name = "/".join([*current.names, name or "Variable"])
         self._constraint, self._copies_may_differ = constraint, copies_may_differ
         if planning.are_abstract():
             self._types, self._treedef = abstract_tree(initial_value, dtype)

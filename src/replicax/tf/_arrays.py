@@ -18,7 +18,7 @@ from replicax.tf._core import (
     TensorShape,
     array_conversion,
     as_dtype,
-    autograph_switch,
+    thread_state,
     traced_block,
 )
 from replicax.tf._host import jnp, lax
@@ -109,7 +109,7 @@ def range(
     In code that AutoGraph converts, `for i in range(n)` may have a tracer as `n`.
     """
     start, limit = (0, start) if limit is None else (start, limit)
-    if autograph_switch.is_on() and any(not is_known(x) for x in (start, limit, delta)):
+    if thread_state.current.autograph and any(not is_known(x) for x in (start, limit, delta)):
         return traced_block.DynamicRange(start, limit, delta, None if dtype is None else as_dtype(dtype))
     values = [
         known(x, "A bound of tf.range", "Give a number that does not depend on tensors.") for x in (start, limit, delta)
@@ -117,7 +117,7 @@ def range(
     if builtins.any(map(array_conversion.has_symbolic_sizes, values)):
         start, limit, delta = (v.item() for v in values)
         numbers = traced_block.DynamicRange(start, limit, delta, np.int32 if dtype is None else as_dtype(dtype))
-        return numbers if autograph_switch.is_on() else numbers.__jax_array__()
+        return numbers if thread_state.current.autograph else numbers.__jax_array__()
     if values[2] == 0:
         raise InvalidArgumentError("Requires delta != 0: 0")
     if dtype is None:

@@ -23,6 +23,7 @@ from replicax._base import (
     nest,
     pickling,
     specs,
+    thread_state,
     tracebacks,
 )
 from replicax._base.array_conversion import as_array
@@ -95,7 +96,6 @@ from replicax._data.files import TFRecordDataset, TFRecordWriter
 from replicax._data.functions import ElementFunction
 from replicax._data.iterators import DatasetIterator, Optional
 from replicax._data.options import AutotuneOptions, OptimizationOptions, ServiceOptions, ThreadingOptions
-from replicax._data.prefetch import advancing
 from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
 from replicax._data.reading import FunctionSeeds, Reading, skipped, use_default_seed
 from replicax._data.record_blocks import Neighbors
@@ -128,7 +128,7 @@ from replicax._tracing.context import (
 from replicax._tracing.tape import GradientTape, UnconnectedGradients
 from replicax._values import DistributedValues, Mirrored, PerReplica, mesh_of
 from replicax._values import errors as value_errors
-from replicax._variables import central, creators
+from replicax._variables import creators
 from replicax._variables.as_leaves import convert_dtype
 from replicax._variables.assigned_alike import MayDiffer
 from replicax._variables.creators import name_scope, variable_creator_scope

@@ -118,7 +118,7 @@ class TracedFunction(ElementFunction):
 
     def __call__(self, element: Tree, number: int = 0, draws: Draws | None = None) -> Tree:
         words = (lambda tag: np.zeros(2, np.uint32)) if draws is None else draws.words
-        with self._code.entered(), self._numbers.drawn_for(number, words):
+        with self._code.entered(), _random_keys.drawing_for(number, words):
             return super().__call__(element)
 
     def spec_of(self, element: Tree) -> Tree:

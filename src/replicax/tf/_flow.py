@@ -21,13 +21,13 @@ from replicax.tf._core import (
     Tree,
     autograph_switch,
     cond_and_loops,
-    creators,
     dataset_reads,
     devices,
     errors,
     frames,
     is_composite,
     shown,
+    thread_state,
 )
 from replicax.tf._core import nest as _nest
 from replicax.tf._host import jnp, lax
@@ -384,7 +384,7 @@ def init_scope() -> contextlib.AbstractContextManager[None]:
 
 def get_current_name_scope() -> str:
     """Returns the prefix of the names of new variables."""
-    return "/".join(creators.state.names)
+    return "/".join(thread_state.current.names)
 
 
 def is_symbolic_tensor(tensor: object) -> bool:

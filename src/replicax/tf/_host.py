@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -28,19 +27,15 @@ from replicax.tf._core import (
     Tree,
     array_conversion,
     as_strings,
+    thread_state,
 )
 
-
-class _Mode(threading.local):
-    on = False
-
-
-_mode = _Mode()
+_state = thread_state.current
 
 
 def is_on() -> bool:
     """Returns whether new tensors are made on the host."""
-    return _mode.on
+    return _state.on_host
 
 
 class computing:
@@ -51,12 +46,12 @@ class computing:
         self._quiet = np.errstate(all="ignore")  # as in XLA, 1 / 0 is infinity without a word
 
     def __enter__(self) -> None:
-        self._before, _mode.on = _mode.on, self._on
+        self._before, _state.on_host = _state.on_host, self._on
         self._quiet.__enter__()
 
     def __exit__(self, *_: object) -> None:
         self._quiet.__exit__(None, None, None)
-        _mode.on = self._before
+        _state.on_host = self._before
 
 
 class HostTensor(np.ndarray):
@@ -188,7 +183,9 @@ def as_hosted(value: Tree) -> Tree:
 
 def settled(value: Any) -> Any:
     """Returns a JAX array as a tensor on the host, where tensors are made there."""
-    return hosted(np.asarray(value)) if _mode.on and type(value) is not np.ndarray and _is_concrete(value) else value
+    if _state.on_host and type(value) is not np.ndarray and _is_concrete(value):
+        return hosted(np.asarray(value))
+    return value
 
 
 def _is_concrete(value: Any) -> bool:
@@ -273,7 +270,7 @@ def on_jax(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not _mode.on:
+        if not _state.on_host:
             return function(*args, **kwargs)
         with computing(False):
             found = function(*map(as_jax, args), **{name: as_jax(x) for name, x in kwargs.items()})
@@ -304,7 +301,7 @@ class _Twin:
 def _either(real: Callable[..., Any], twin: Callable[..., Any] | None) -> Callable[..., Any]:
     @functools.wraps(real)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not _mode.on:
+        if not _state.on_host:
             return real(*args, **kwargs)
         if twin is not None:
             with contextlib.suppress(_OfJax):

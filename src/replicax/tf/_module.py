@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Concatenate, ParamSpec, TypeVar
 
-from replicax.tf._core import Variable, creators, object_graph
+from replicax.tf._core import Variable, creators, object_graph, thread_state
 
 _M = TypeVar("_M", bound="Module")
 _P = ParamSpec("_P")
@@ -23,7 +23,7 @@ class Module:
         if not name.isidentifier():
             raise ValueError(f"{name!r} is not a valid module name. Module names must be valid Python identifiers.")
         self._name = name
-        self._name_scope = creators.name_scope("/".join([*creators.state.names, name]) + "/")
+        self._name_scope = creators.name_scope("/".join([*thread_state.current.names, name]) + "/")
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)

@@ -10,7 +10,7 @@ import numpy as np
 
 from replicax.tf import _draws
 from replicax.tf import _random_keys as keys
-from replicax.tf._core import Variable, as_dtype, central
+from replicax.tf._core import Variable, as_dtype, thread_state
 from replicax.tf._ops import as_new_shape, convert_to_tensor
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
 
@@ -81,7 +81,7 @@ class Generator:
 
     def skip(self, delta: int) -> None:
         """Skips `delta` draws."""
-        with central.alike():
+        with thread_state.entered(assigns_alike=True):
             self._state.assign_add(np.asarray([0, delta], np.uint32))
 
     def split(self, count: int = 1) -> list[Generator]:
@@ -99,7 +99,7 @@ class Generator:
         # Two programs, since a state that the drawing program returned would be lost if it ran out of memory.
         words, state = keys.of_state(self._state.value(), keys.replica())
         drawn = _draws.settle(_draws.now(sample, words, shape, dtype, *parameters))
-        with central.alike():  # each replica draws once, so that all states are the same
+        with thread_state.entered(assigns_alike=True):  # each replica draws once, so that all states are the same
             self._state.assign(state, read_value=False)
         return drawn
 

@@ -8,7 +8,6 @@ of the same code therefore draw the same numbers. `tf.random.set_seed` resets al
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import weakref
@@ -22,13 +21,13 @@ import numpy as np
 
 from replicax.tf._core import (
     ResourceVariable,
-    advancing,
     array_conversion,
     as_dtype,
     frames,
     jax_internals,
     modes,
     scheduling,
+    thread_state,
     tracebacks,
     use_default_seed,
 )
@@ -70,7 +69,8 @@ def next_words(op: str, dtype: DTypeLike | None, seed: SupportsInt | None) -> ja
     tag: _Tag = () if seed is None else (op, dtype, int(seed))
     running = modes.running()
     of_element = running is not None and isinstance(running.code.random_numbers, OfElements)
-    if advancing.locks and not of_element and frames.notes_changes and all_counters.drawn_by_input is None:
+    is_input = thread_state.current.advancing and not of_element
+    if is_input and frames.notes_changes and all_counters.drawn_by_input is None:
         all_counters.drawn_by_input = tracebacks.origin()
     eager = jax_internals.is_eager(frames.untaped_trace())
     if not eager and isinstance(frames.frame(), frames.TraceFrame):
@@ -233,36 +233,34 @@ class OfElements(_OfFunction):
     are the same in whatever order or thread the elements are made, and one by one as well as in blocks.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._element = threading.local()
-
-    def drawn_for(self, number: int, words: Callable[[_Tag], np.ndarray]) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which the function runs in Python for element `number`."""
-        return _DrawnFor(self._element, number, words)
-
     def take(self, tag: _Tag, replica: int) -> tuple[list[int], int]:
-        words, counts = self._element.words(tag), self._element.counts
-        counts[tag] = (count := counts.get(tag, 0)) + 1
-        return [int(words[0]) + self._element.number, int(words[1])], count
+        draws: drawing_for = thread_state.current.draws
+        words, count = draws.words(tag), draws.counts.get(tag, 0)
+        draws.counts[tag] = count + 1
+        return [int(words[0]) + draws.number, int(words[1])], count
 
     def tag_of(self, variable: object) -> tuple[_Tag, int] | None:
         """Returns the calls whose counter a variable is: their tag, and which call of that tag; None for others."""
         return next((key for key, state in self._states.items() if state is variable), None)
 
 
-class _DrawnFor:
-    """The context of `OfElements.drawn_for`; with a class it takes less than with a generator."""
+class drawing_for:
+    """A context in which a function of a dataset runs in Python for an element.
 
-    def __init__(self, of_thread: threading.local, number: int, words: Callable[[_Tag], np.ndarray]):
-        self._element, self._number, self._words = of_thread, number, words
+    Args:
+        number: the number of the element.
+        words: returns the words with which the calls of a tag begin.
+    """
+
+    def __init__(self, number: int, words: Callable[[_Tag], np.ndarray]):
+        self.number, self.words = number, words
+        self.counts: dict[_Tag, int] = {}  # how often each tag was drawn
 
     def __enter__(self) -> None:
-        element = self._element
-        element.number, element.words, element.counts = self._number, self._words, {}
+        self._before, thread_state.current.draws = thread_state.current.draws, self
 
     def __exit__(self, *_: object) -> None:
-        del self._element.words
+        thread_state.current.draws = self._before
 
 
 def start_of(tag: _Tag) -> list[int]:

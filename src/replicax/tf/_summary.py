@@ -24,6 +24,7 @@ from replicax.tf._core import (
     frames,
     jax_internals,
     step_failures,
+    thread_state,
     tracebacks,
 )
 from replicax.tf._host import jnp
@@ -226,7 +227,7 @@ def _record(name: str, data: TensorLike, step: TensorLike, write: _Write) -> jax
         return False
     if step is None:
         raise ValueError("No step set. Please specify one either through the `step` argument or through `set_step()`.")
-    tag = "/".join([*creators.state.names, name])
+    tag = "/".join([*thread_state.current.names, name])
     condition = _condition()
     replica = context.get_replica_context()
     if replica is not None:  # only the first replica writes

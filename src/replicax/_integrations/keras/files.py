@@ -11,12 +11,11 @@ import contextlib
 import os
 import shutil
 import tempfile
-import threading
 from typing import TYPE_CHECKING
 
 import jax
 
-from replicax._base import planning
+from replicax._base import planning, thread_state
 from replicax._base.atomic_files import Artifact, make_folders, replacing
 from replicax._base.foreign_state import Original, wrap
 from replicax._base.types import Tree
@@ -27,13 +26,6 @@ from replicax._job import exchange
 
 if TYPE_CHECKING:
     import keras
-
-
-class _Saving(threading.local):
-    by_all = False  # True while a callback saves, which all workers do
-
-
-_saving = _Saving()
 
 
 def join() -> None:
@@ -75,16 +67,14 @@ def _stamp(path: str) -> str:
 
 
 def _by_all(save: Original, callback: keras.callbacks.Callback, /, *args: object, **kwargs: object) -> Tree:
-    before, _saving.by_all = _saving.by_all, _is_of_a_job(callback.model)
-    try:
+    with thread_state.entered(keras_saves_by_all=_is_of_a_job(callback.model)):
         return save(callback, *args, **kwargs)
-    finally:
-        _saving.by_all = before
 
 
 def _makedirs(make: Original, path: str) -> None:
     """Makes a folder that another worker may be making too."""
-    with contextlib.suppress(FileExistsError) if _saving.by_all else contextlib.nullcontext():
+    by_all = thread_state.current.keras_saves_by_all
+    with contextlib.suppress(FileExistsError) if by_all else contextlib.nullcontext():
         make(path)
 
 
@@ -92,7 +82,7 @@ def _one_for_all(
     save: Original, model: keras.Model, /, filepath: str | os.PathLike[str], *args: object, **kwargs: object
 ) -> None:
     planning.refuse_saving("A Keras model's save or save_weights")
-    if not _saving.by_all:
+    if not thread_state.current.keras_saves_by_all:
         save(model, filepath, *args, **kwargs)
         return
     path = os.path.abspath(os.fspath(filepath))

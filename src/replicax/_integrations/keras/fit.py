@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from replicax._base import errors, nest
+from replicax._base import errors, nest, thread_state
 from replicax._base.errors import OutOfRangeError
 from replicax._base.foreign_state import Original, wrap
 from replicax._base.types import Leaf, ReduceOp, Tree
@@ -26,7 +26,7 @@ from replicax._engine import function
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.iterator import DistributedIterator
 from replicax._integrations.keras import scheduled
-from replicax._integrations.keras.loop_data import fitting, unpack
+from replicax._integrations.keras.loop_data import unpack
 from replicax._integrations.keras.losses import scale_loss, unscale_loss
 from replicax._integrations.keras.normalization import kept_without_rows, synchronizes
 from replicax._tracing import context
@@ -86,15 +86,12 @@ def _in_scope(method: Original, model: keras.Model, /, *args: object, **kwargs: 
     strategy = strategy_of(model)
     if strategy is None:
         return method(model, *args, **kwargs)
-    before = fitting.strategy, fitting.eagerly
-    fitting.strategy, fitting.eagerly = strategy, bool(model.run_eagerly)
+    fitting = thread_state.entered(keras_strategy=strategy, keras_eagerly=bool(model.run_eagerly))
     try:
-        with strategy.scope() if not context.has_strategy() else contextlib.nullcontext():
+        with fitting, strategy.scope() if not context.has_strategy() else contextlib.nullcontext():
             return method(model, *args, **kwargs)
     except StopIteration as error:
         raise ValueError("The data have no batch, from which the model would be built.") from error
-    finally:
-        fitting.strategy, fitting.eagerly = before
 
 
 def _synced(sync: Original, model: keras.Model, /, *args: object, **kwargs: object) -> Tree:

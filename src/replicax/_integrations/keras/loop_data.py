@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
 
 from replicax._base import nest
 from replicax._base.foreign_state import Original, wrap
+from replicax._base.thread_state import current
 from replicax._base.types import Tree
 from replicax._data.dataset import Dataset
 from replicax._input.distributed_dataset import DistributedDataset
@@ -20,16 +20,6 @@ from replicax._integrations.keras import scheduled
 if TYPE_CHECKING:
     import keras
     from keras.src.trainers.epoch_iterator import EpochIterator
-
-
-class Fitting(threading.local):
-    """The loop that this thread runs."""
-
-    strategy: Any = None  # of the model whose loop runs
-    eagerly = False  # whether its steps run eagerly
-
-
-fitting = Fitting()
 
 
 def join() -> None:
@@ -46,7 +36,7 @@ def join() -> None:
 
 def _adapted(adapter_of: Original, /, x: Tree, *args: object, **kwargs: object) -> Tree:
     """Returns Keras's adapter of the input, or ours of a dataset."""
-    by_function = fitting.strategy is not None and scheduled.is_dataset_function(x)
+    by_function = current.keras_strategy is not None and scheduled.is_dataset_function(x)
     if not (by_function or isinstance(x, (Dataset, DistributedDataset))):
         return adapter_of(x, *args, **kwargs)
     given = inspect.signature(adapter_of).bind(x, *args, **kwargs).arguments
@@ -57,7 +47,7 @@ def _adapted(adapter_of: Original, /, x: Tree, *args: object, **kwargs: object) 
         if not by_function:
             return _adapter(x, x)
         # Of how many batches an epoch consists, steps alone tell: each worker may have a dataset of its own.
-        here = scheduled.made_here(x, fitting.strategy)
+        here = scheduled.made_here(x, current.keras_strategy)
         return _adapter(here, x, counts=given.get("steps_per_epoch") is None)
     if not isinstance(x, Dataset):
         raise ValueError("`class_weight` needs the rx.data.Dataset itself, and this one is distributed already.")
@@ -91,7 +81,7 @@ def _adapter(value: Tree, data: Tree, counts: bool = True) -> Tree:
         """A dataset, for Keras's loops."""
 
         def get_jax_iterator(self) -> Tree:
-            return value if fitting.strategy is not None else (nest.map_structure(jnp.asarray, x) for x in value)
+            return value if current.keras_strategy is not None else (nest.map_structure(jnp.asarray, x) for x in value)
 
         get_numpy_iterator = get_jax_iterator
 
@@ -127,7 +117,7 @@ class _Batches:
 
 
 def _distributed(get: Original, epoch_iterator: EpochIterator) -> Tree:
-    strategy = fitting.strategy
+    strategy = current.keras_strategy
     if strategy is None:
         return get(epoch_iterator)
     adapter = epoch_iterator.data_adapter
@@ -136,7 +126,7 @@ def _distributed(get: Original, epoch_iterator: EpochIterator) -> Tree:
         source = strategy.experimental_distribute_dataset(source if isinstance(source, Dataset) else _Batches(adapter))
     if isinstance(source, DistributedDataset):
         source = source._for_this_process()
-    if fitting.eagerly or scheduled.coordinator_of(strategy) is None:
+    if current.keras_eagerly or scheduled.coordinator_of(strategy) is None:
         return source
     return scheduled.Batches(strategy, getattr(adapter, "of_workers", None), source, epoch_iterator.steps_per_epoch)
 

@@ -22,13 +22,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from replicax._base import foreign_state, tracebacks
+from replicax._base import foreign_state, thread_state, tracebacks
 from replicax._base.foreign_state import Original
 from replicax._base.types import Tree, VariableAggregation, VariableSynchronization
 from replicax._collectives.reducer import Reducer
@@ -36,7 +36,7 @@ from replicax._control_flow import cond_and_loops
 from replicax._integrations.keras.losses import replicas
 from replicax._tracing import context as _context
 from replicax._tracing import frames
-from replicax._variables import central, creators
+from replicax._variables import creators
 from replicax._variables.assigned_alike import MayDiffer
 from replicax._variables.distributed import SyncOnReadVariable
 from replicax._variables.variable import Variable
@@ -53,12 +53,6 @@ _AGGREGATION = {
 }
 
 
-class _Making(threading.local):
-    # The aggregation of state that each replica has for itself, such as a weight that is not trained.
-    own: VariableAggregation | None = None
-
-
-_making = _Making()
 _building = threading.RLock()  # eager replicas are threads, and one of them builds for all
 
 
@@ -145,14 +139,15 @@ def _parts(variable: keras.Variable) -> Sequence[Variable]:
 
 def _new_variable(variable: keras.Variable, value: Tree) -> Variable:
     strategy = _context.get_strategy()
-    own_state = _making.own is not None and variable.aggregation == "none" and jnp.issubdtype(value.dtype, jnp.floating)
+    own = thread_state.current.keras_own_state
+    own_state = own is not None and variable.aggregation == "none" and jnp.issubdtype(value.dtype, jnp.floating)
     on_read = own_state or variable.synchronization == "on_read"
-    aggregation = _making.own if own_state else _AGGREGATION[variable.aggregation]
+    aggregation = own if own_state else _AGGREGATION[variable.aggregation]
     kind: Callable[..., Variable] = Variable
     if strategy.extended._variables_live_once:
         if aggregation is VariableAggregation.NONE:
             aggregation = VariableAggregation.ONLY_FIRST_REPLICA  # all replicas assign the same
-        if on_read or _making.own is not None:
+        if on_read or own is not None:
             # Keras assigns `total + x`, in which the total is the replica's own. A variable that lives once has the
             # sum of all, which would count again for each replica. Nor do replicas without rows come to assign it.
             on_read = True
@@ -178,12 +173,13 @@ def _made_at_once(make: Original, variable: keras.Variable, /, *args: object, **
 
 
 def _add_weight(add: Original, layer: keras.Layer, /, *args: object, **kwargs: object) -> Tree:
-    with _own_state(None if kwargs.get("trainable", True) else VariableAggregation.MEAN):
+    own = None if kwargs.get("trainable", True) else VariableAggregation.MEAN
+    with thread_state.entered(keras_own_state=own):
         return add(layer, *args, **kwargs)
 
 
 def _new_seeds(init: Original, generator: keras.random.SeedGenerator, /, *args: object, **kwargs: object) -> None:
-    with _own_state(VariableAggregation.MEAN):
+    with thread_state.entered(keras_own_state=VariableAggregation.MEAN):
         init(generator, *args, **kwargs)
 
 
@@ -191,7 +187,8 @@ def _add_slot(add: Original, optimizer: keras.Optimizer, /, *args: object, **kwa
     name = kwargs.get("name", args[1] if len(args) > 1 else None)
     # Their sum is what one device has, and what any number of replicas can go on with.
     own = VariableAggregation.SUM if name == "gradient_accumulator" else None
-    with _own_state(own), _beside(kwargs.get("reference_variable", args[0] if args else None)):
+    beside = _beside(kwargs.get("reference_variable", args[0] if args else None))
+    with thread_state.entered(keras_own_state=own), beside:
         return add(optimizer, *args, **kwargs)
 
 
@@ -203,15 +200,6 @@ def _beside(reference: object) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
     beside: contextlib.AbstractContextManager[None] = extended.colocate_vars_with(held)
     return beside
-
-
-@contextlib.contextmanager
-def _own_state(own: VariableAggregation | None) -> Iterator[None]:
-    before, _making.own = _making.own, own
-    try:
-        yield
-    finally:
-        _making.own = before
 
 
 def _one_at_a_time(build: Original, thing: keras.Layer | keras.Optimizer, *args: object, **kwargs: object) -> Tree:
@@ -257,7 +245,7 @@ def _apply(apply: Original, optimizer: keras.Optimizer, /, *args: object, **kwar
             f"{type(optimizer).__name__}.apply_gradients() cannot be called in cross-replica context. Call it in the "
             "function that `strategy.run` runs, where it sums the gradients of all replicas."
         )
-    with central.alike():  # of the gradients' sums; the variables may be plain ones
+    with thread_state.entered(assigns_alike=True):  # of the gradients' sums; the variables may be plain ones
         return apply(optimizer, *args, **kwargs)
 
 

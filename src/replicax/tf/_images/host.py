@@ -6,14 +6,13 @@ The results are in memory of a pool, which datasets take without a copy.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from replicax.tf import _host
-from replicax.tf._core import host_memory
+from replicax.tf._core import host_memory, thread_state
 from replicax.tf._images import kernels, libraries
 
 pool = host_memory.Pool()
@@ -24,13 +23,6 @@ _CHANNELS, _SIDE = 4, (1 << 15) - 1
 _FAR = 16
 
 
-class _Scratch(threading.local):
-    """Memory of a thread for numbers that it needs no longer than a call."""
-
-    numbers = np.empty(0, np.float32)
-
-
-_scratch = _Scratch()
 _MOST_SCRATCH = 1 << 22  # numbers: a thread keeps no more
 
 
@@ -38,9 +30,10 @@ def _scratch_for(image: np.ndarray) -> np.ndarray:
     """Returns an array of floats of an image's shape, which the thread may use until its next call."""
     if image.size > _MOST_SCRATCH:
         return pool.empty(image.shape, np.float32)
-    if image.size > _scratch.numbers.size:
-        _scratch.numbers = np.empty(1 << (image.size - 1).bit_length(), np.float32)
-    return _scratch.numbers[: image.size].reshape(image.shape)
+    scratch = thread_state.current.scratch
+    if scratch is None or image.size > scratch.size:
+        scratch = thread_state.current.scratch = np.empty(1 << (image.size - 1).bit_length(), np.float32)
+    return scratch[: image.size].reshape(image.shape)
 
 
 def has(tensor: Any) -> bool:
