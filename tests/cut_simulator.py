@@ -12,8 +12,10 @@ from jax import export
 
 import replicax as rx
 from replicax._engine.argument_layout import leaves_of
-from replicax._parameter_server.cut import Cut, Part, ServedLeaf, Take, cut
+from replicax._parameter_server.cut import cut
 from replicax._parameter_server.cut_graph import nbytes
+from replicax._parameter_server.cut_types import Cut, ServedLeaf
+from replicax._parameter_server.places import Part, Place
 from replicax._tracing.dataset_reads import element_arrays
 
 
@@ -64,7 +66,9 @@ def served(program, servers=1, sharded=(), together=False):
         if tuple(aval.shape) in sharded and servers > 1:
             bounds = np.cumsum([0, *(len(rows) for rows in np.array_split(np.arange(size), servers))]).tolist()
             parts = tuple(Part(i, start, stop) for i, (start, stop) in enumerate(zip(bounds, bounds[1:])))
-        found.append(ServedLeaf(leaf.slot, leaf.output, jax.ShapeDtypeStruct(aval.shape, aval.dtype), parts))
+        names = tuple(f"{len(found)}/{number}" for number in range(len(parts)))
+        place = Place(names, jax.ShapeDtypeStruct(aval.shape, aval.dtype), parts)
+        found.append(ServedLeaf(leaf.slot, leaf.output, place))
     return found
 
 
@@ -86,31 +90,31 @@ def simulate(function, args=(), servers=1, sharded=(), exported=False, together=
         [x for leaf, x in zip(leaves, values) if leaf.slot is not None], pulled, call.dynamic
     )
     runner = _Exported() if exported else jax.jit
-    gathered = []
+    exchange, gathered = parts.exchange, []
     if parts.index is not None:
         ids = runner(parts.index.function)(*_of_kind(parts.index, [pulled, call.dynamic]))
-        for gather in parts.gathers:
-            i = np.asarray(ids[gather.ids])
-            assert i.dtype == np.int32 and (i >= 0).all() and (i < values[gather.leaf].shape[0]).all()
-            gathered.append(values[gather.leaf][i])
+        for gather in exchange.gathers:
+            i, value = np.asarray(ids[gather.ids]), values[_leaf_of(gather.place)]
+            assert i.dtype == np.int32 and (i >= 0).all() and (i < value.shape[0]).all()
+            gathered.append(value[i])
             assert gathered[-1].shape == gather.aval.shape and gathered[-1].dtype == gather.aval.dtype
-    read = [values[leaf] for leaf in parts.reads]
+    read = [values[_leaf_of(place)] for place in exchange.reads]
     assert not parts.has_callbacks or not exported
     out = runner(parts.compute.function)(*_of_kind(parts.compute, [pulled, call.dynamic, gathered, read]))
     shipped, behind = [], out
-    for one in parts.shipped:
-        arrays, behind = behind[: len(one.avals)], behind[len(one.avals) :]
-        assert [(x.shape, x.dtype) for x in arrays] == [(x.shape, x.dtype) for x in one.avals]
+    for avals in exchange.shipped:
+        arrays, behind = behind[: len(avals)], behind[len(avals) :]
+        assert [(x.shape, x.dtype) for x in arrays] == [(x.shape, x.dtype) for x in avals]
         shipped.append(arrays)
-    found = dict(zip(parts.computed, behind))
-    operands, behind = [], behind[len(parts.computed) :]
+    found = dict(zip(exchange.computed, behind))
+    operands, behind = [], behind[len(exchange.computed) :]
     for callback in parts.callbacks:
         operands.append(behind[: callback.count])
         behind = behind[callback.count :]
     assert not behind
     stored, answers, travelled = _updated(parts, leaves, values, shipped, runner)
-    for result in sorted({result for result, _, _ in parts.answers}):
-        pieces = [answers[update, k] for r, update, k in parts.answers if r == result]
+    for result in sorted({result for result, _, _ in exchange.answers}):
+        pieces = [answers[update, k] for r, update, k in exchange.answers if r == result]
         found[result] = jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]
     return Outcome(
         parts, stored, [found[result] for result in sorted(found)],
@@ -122,32 +126,36 @@ def simulate(function, args=(), servers=1, sharded=(), exported=False, together=
 def _updated(parts, leaves, values, shipped, runner):
     """The new values of all leaves, the answers of the updates, and the bytes of what they took."""
     news, answers, travelled = {}, {}, 0
-    pieces = [
-        [x if len(leaf.parts) == 1 else x[part.start : part.stop] for part in leaf.parts]
-        for leaf, x in zip(leaves, values)
-    ]
+    pieces, servers = {}, {}
+    for leaf, value in zip(leaves, values):
+        for name, part in zip(leaf.place.names, leaf.place.parts):
+            pieces[name] = value[part.start : part.stop] if leaf.place.is_sharded else value
+            servers[name] = part.server
     replaced = {}
-    for number, update in enumerate(parts.updates):
-        for leaf, part in (*update.reads, *update.writes):
-            assert leaves[leaf].parts[part].server == update.server
-        taken = [array for take in update.takes for array in _taken(take, parts, shipped)]
+    for number, (update, program) in enumerate(zip(parts.exchange.updates, parts.programs, strict=True)):
+        assert all(servers[name] == update.server for name in (*update.reads, *update.writes))
+        taken = [array for take in update.takes for array in _taken(take, shipped)]
         travelled += sum(x.nbytes for x in taken)
-        lists = [[pieces[leaf][part] for leaf, part in places] for places in (update.writes, update.reads)]
-        out, answered = runner(update.program.function)(*lists, taken)
+        lists = [[pieces[name] for name in names] for names in (update.writes, update.reads)]
+        out, answered = runner(program.function)(*lists, taken)
         answers.update(((number, k), x) for k, x in enumerate(answered))
         replaced.update(zip(update.writes, out))
     for i, leaf in enumerate(leaves):
         if leaf.output is not None:
-            new = [replaced[i, part] for part in range(len(leaf.parts))]
+            new = [replaced[name] for name in leaf.place.names]
             news[i] = jnp.concatenate(new) if len(new) > 1 else new[0]
     return news, answers, travelled
 
 
-def _taken(take: Take, parts, shipped):
-    one = parts.shipped[take.shipped]
+def _leaf_of(place):
+    """The number of a leaf, of its place."""
+    return int(place.names[0].partition("/")[0])
+
+
+def _taken(take, shipped):
     if take.stop is None:
         return shipped[take.shipped]
-    return [jnp.asarray(x) for x in take.of(one.kind, [np.asarray(x) for x in shipped[take.shipped]])]
+    return [jnp.asarray(x) for x in take.of([np.asarray(x) for x in shipped[take.shipped]])]
 
 
 def _of_kind(stage, lists):

@@ -85,7 +85,7 @@ def test_embeddings_trained_by_optax(name):
     for servers, sharded in (PLACES[-1], PLACES[list(OPTIMIZERS).index(name) % 3]):
         exported = name in EXPORTED and servers == 3
         outcome = check(simulate(step, args, servers, sharded, exported=exported), 2e-6)
-        assert not any(update.compared for update in outcome.cut.updates)
+        assert not any(update.compared for update in outcome.cut.exchange.updates)
 
 
 @pytest.mark.parametrize("lookups", [1, 2])

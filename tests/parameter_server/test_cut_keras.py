@@ -59,4 +59,4 @@ def test_a_model_with_an_embedding_dropout_and_moving_averages(name):
         outcome = check(simulate(step, args, servers, sharded, together=True), 5e-6)
         assert outcome.gathered == ids.size * TABLE[1] * 4
         assert outcome.read < TABLE[0] * TABLE[1] and outcome.shipped < TABLE[0] * TABLE[1]
-        assert not any(update.compared for update in outcome.cut.updates)
+        assert not any(update.compared for update in outcome.cut.exchange.updates)

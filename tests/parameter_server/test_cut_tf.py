@@ -29,7 +29,7 @@ def test_generators_branches_and_loops_of_a_tf_function(run_well):
         for scale in (1.0, -1.0):
             outcome = check(simulate(step, (tf.constant(np.full(2000, scale, np.float32)),), 2))
             assert outcome.shipped <= 8002 and outcome.read <= 40, (outcome.shipped, outcome.read)
-            assert not any(update.compared for update in outcome.cut.updates)
+            assert not any(update.compared for update in outcome.cut.exchange.updates)
 
         @tf.function
         def loop(n):
@@ -39,7 +39,7 @@ def test_generators_branches_and_loops_of_a_tf_function(run_well):
             return count.read_value()
 
         outcome = check(simulate(loop, (tf.constant(3),), 2))
-        assert [len(update.compared) for update in outcome.cut.updates] == [1, 1]
+        assert [len(update.compared) for update in outcome.cut.exchange.updates] == [1, 1]
         """,
         env=ENVIRONMENT,
     )

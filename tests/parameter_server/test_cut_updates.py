@@ -10,7 +10,7 @@ from cut_simulator import check, cut_of, normal, simulate, unpacked, uses_of, va
 from jax import export, lax
 
 import replicax as rx
-from replicax._parameter_server.cut import Take
+from replicax._parameter_server.cut_types import Take
 
 __all__ = ["unpacked"]
 ROWS, DIM = 1000, 4
@@ -25,7 +25,7 @@ def x(*shape, seed=9):
 
 
 def compared(outcome):
-    return [place for update in outcome.cut.updates for place in update.compared]
+    return [place for update in outcome.cut.exchange.updates for place in update.compared]
 
 
 def test_an_addition_ships_what_is_added_and_answers_the_sum():
@@ -40,7 +40,8 @@ def test_an_addition_ships_what_is_added_and_answers_the_sum():
         outcome = check(simulate(add, (x(),), servers, sharded))
         parts = servers if sharded else 1
         assert (outcome.shipped, outcome.read) == (BYTES, 0)
-        assert outcome.cut.answers == [(1, part, 0) for part in range(parts)] and not outcome.cut.computed
+        exchange = outcome.cut.exchange
+        assert exchange.answers == tuple((1, part, 0) for part in range(parts)) and not exchange.computed
 
 
 def test_a_counter_is_the_servers_own():
@@ -51,7 +52,7 @@ def test_a_counter_is_the_servers_own():
         return steps.assign_add(1)
 
     outcome = check(simulate(count), exact=True)
-    assert (outcome.shipped, outcome.read, outcome.cut.answers) == (0, 0, [(1, 0, 0)])
+    assert (outcome.shipped, outcome.read, outcome.cut.exchange.answers) == (0, 0, ((1, 0, 0),))
 
 
 def test_a_plain_assignment_reads_nothing_and_is_not_compared():
@@ -65,8 +66,8 @@ def test_a_plain_assignment_reads_nothing_and_is_not_compared():
     for servers, sharded in PLACES:
         outcome = check(simulate(assign, (x(),), servers, sharded))
         assert (outcome.shipped, outcome.read, compared(outcome)) == (BYTES, 0, [])
-        assert not outcome.cut.answers  # the worker has it
-        assert all(uses_of(update.program)[0] == () for update in outcome.cut.updates)
+        assert not outcome.cut.exchange.answers  # the worker has it
+        assert all(uses_of(program)[0] == () for program in outcome.cut.programs)
 
 
 @pytest.mark.parametrize("change", ["reverse", "loop", "sort"])
@@ -148,7 +149,7 @@ def test_values_of_other_variables_on_the_same_server_are_not_shipped():
         elsewhere = servers == 2 and not sharded
         assert (outcome.shipped, outcome.read) == ((BYTES, BYTES) if elsewhere else (0, 0))
         assert not compared(outcome)
-        reads = sum(len(update.reads) for update in outcome.cut.updates)
+        reads = sum(len(update.reads) for update in outcome.cut.exchange.updates)
         assert reads == (0 if elsewhere else servers if sharded else 1)
 
 
@@ -235,9 +236,9 @@ def test_sums_of_rows_are_added_without_an_array_of_zeros(dtype):
         outcome = check(simulate(step, args, servers, sharded), 1e-6 if dtype == np.float32 else 1e-2)
         assert not outcome.read
         if dtype == np.float32:
-            for update in outcome.cut.updates:
-                text = str(jax.make_jaxpr(update.program.function)(*update.program.avals))
-                rows = update.program.avals[0][0].shape[0]
+            for program in outcome.cut.programs:
+                text = str(jax.make_jaxpr(program.function)(*program.avals))
+                rows = program.avals[0][0].shape[0]
                 assert f"f32[{rows},{DIM}] = broadcast_in_dim" not in text
 
 
@@ -262,8 +263,8 @@ def test_constants_that_only_the_worker_needs_are_not_in_the_updates():
 
     for servers, sharded in PLACES:
         outcome = check(simulate(step, (x(50, DIM),), servers, sharded), 1e-5)
-        for update in outcome.cut.updates:
-            assert not jax.make_jaxpr(update.program.function)(*update.program.avals).consts
+        for program in outcome.cut.programs:
+            assert not jax.make_jaxpr(program.function)(*program.avals).consts
 
 
 def test_a_variable_without_elements_and_one_of_few_rows_on_many_servers():
@@ -294,7 +295,7 @@ def test_an_input_that_nobody_has_is_refused():
 @pytest.mark.parametrize("count", range(6))
 def test_rows_are_sent_to_the_server_that_has_them(count):
     ids, rows = np.array([7, 3, 4, 3, 9, 12, 3, 5], np.int32)[:count], np.arange(16.0).reshape(8, 2)[:count]
-    own, of_own = Take(0, 3, 6).of("rows", [ids, rows])
+    own, of_own = Take(0, True, 3, 6).of([ids, rows])
     places = [i for i in range(count) if 3 <= ids[i] < 6]
     np.testing.assert_array_equal(own, [ids[i] - 3 for i in places])
     np.testing.assert_array_equal(of_own, rows[places])
@@ -308,10 +309,10 @@ def test_rows_may_be_padded_and_their_number_symbolic():
         v.assign(v.value().at[ids].add(x).at[ids[:2]].set(x[:2]))
 
     parts = cut_of(step, (jnp.asarray(IDS), x(len(IDS), DIM)), 2, [SHAPE])[0]
-    assert [one.kind for one in parts.shipped] == ["rows", "rows"]
-    olds, read, taken = parts.updates[0].program.avals
+    assert [len(avals) for avals in parts.exchange.shipped] == [2, 2]
+    olds, read, taken = parts.programs[0].avals
     (size,) = export.symbolic_shape("size")
     taken = [jax.ShapeDtypeStruct((size, *kind.shape[1:]), kind.dtype) for kind in taken]
-    exported = export.export(jax.jit(parts.updates[0].program.function))(olds, read, taken)
+    exported = export.export(jax.jit(parts.programs[0].function))(olds, read, taken)
     (new,), _ = exported.call((jnp.zeros(olds[0].shape),), (), [jnp.array([2, 500, -1]), jnp.ones((3, DIM))] * 2)
     np.testing.assert_array_equal(np.flatnonzero(new[:, 0]), [2])

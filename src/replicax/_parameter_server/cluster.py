@@ -14,9 +14,8 @@ from replicax._base.errors import UnavailableError
 from replicax._base.types import Tree
 from replicax._cluster.spec import ClusterSpec
 from replicax._job import state
-from replicax._parameter_server.cut_types import Part
 from replicax._parameter_server.numbers import Numbers
-from replicax._parameter_server.places import Place, shards, whole
+from replicax._parameter_server.places import Part, Place, shards, whole
 from replicax._parameter_server.servers import Servers
 from replicax._parameter_server.variables import ServedStorage
 from replicax._values.forms import Shape

@@ -19,21 +19,11 @@ import jax.extend.core as jex
 from replicax._base import jax_internals
 from replicax._parameter_server.cut_graph import Graph, Op, Value, needed_ops, same_value
 from replicax._parameter_server.cut_rules import Node, Rows, step_of
-from replicax._parameter_server.cut_server import Place, Side, side_of
-from replicax._parameter_server.cut_types import (
-    Callback,
-    Cut,
-    Gather,
-    Part,
-    ServedLeaf,
-    Shipped,
-    Stage,
-    Take,
-    Update,
-)
+from replicax._parameter_server.cut_server import Side, side_of
+from replicax._parameter_server.cut_types import Callback, Cut, Exchange, Gather, ServedLeaf, Stage, Take, Update
 from replicax._parameter_server.cut_worker import Worker, output_avals
 
-__all__ = ["Callback", "Cut", "Gather", "Part", "ServedLeaf", "Shipped", "Stage", "Take", "Update", "cut"]
+_Part = tuple[int, int]  # the numbers of a leaf and of a part of it
 
 
 def cut(jaxpr: jex.ClosedJaxpr, leaves: Sequence[ServedLeaf], others: Sequence[int], results: Sequence[int]) -> Cut:
@@ -77,21 +67,24 @@ class _Cutting:
         outputs += [(value, False) for value in self._operands]
         worker = Worker(self._graph, outputs, self._olds, self._others)
         updates = [self._update(server, side) for server, side in self._sides.items()]
-        places = list(self._sides)
-        return Cut(
-            index=worker.index(),
-            gathers=worker.gathers(),
-            reads=worker.reads,
-            compute=worker.compute(),
-            shipped=self._all_shipped(worker),
-            updates=updates,
-            computed=computed,
-            answers=[
-                (result, places.index(self._leaves[leaf].parts[part].server), k)
+        servers = list(self._sides)
+        exchange = Exchange(
+            gathers=tuple(Gather(self._leaves[leaf].place, ids, aval) for leaf, ids, aval in worker.gathers()),
+            reads=tuple(self._leaves[leaf].place for leaf in worker.reads),
+            shipped=tuple(worker.avals[: len(self._shipped)]),
+            updates=tuple(update for update, _ in updates),
+            computed=tuple(computed),
+            answers=tuple(
+                (result, servers.index(server), self._answered_by(server).index((leaf, number)))
                 for result, leaf in self._answers.items()
-                for part in range(len(self._leaves[leaf].parts))
-                for k in [self._answered_by(self._leaves[leaf].parts[part].server).index((leaf, part))]
-            ],
+                for number, (server, _, _) in enumerate(self._leaves[leaf].place.parts)
+            ),
+        )
+        return Cut(
+            exchange=exchange,
+            index=worker.index(),
+            compute=worker.compute(),
+            programs=[program for _, program in updates],
             callbacks=self._callbacks,
             has_callbacks=worker.has_callbacks,
         )
@@ -130,21 +123,22 @@ class _Cutting:
 
     def _servers(self) -> list[int]:
         """Returns the servers that have something to update."""
-        return sorted({part.server for leaf in self._leaves if leaf.output is not None for part in leaf.parts})
+        return sorted({part.server for leaf in self._leaves if leaf.output is not None for part in leaf.place.parts})
 
-    def _node(self, value: Value, place: Place) -> Node:
+    def _node(self, value: Value, part: _Part) -> Node:
         """Returns the node that a part of a leaf is, of its old or new value."""
-        leaf, number = place
-        parts = self._leaves[leaf].parts
-        if len(parts) == 1:
+        leaf, number = part
+        place = self._leaves[leaf].place
+        if not place.is_sharded:
             return Node(value)
-        return Node(value, Rows(value.aval.shape[0], parts[number].start, parts[number].stop))
+        _, start, stop = place.parts[number]
+        return Node(value, Rows(value.aval.shape[0], start, stop))
 
     def _side(self, server: int) -> Side:
-        here: dict[Node, Place] = {}
-        targets: dict[Place, Node] = {}
+        here: dict[Node, _Part] = {}
+        targets: dict[_Part, Node] = {}
         for i, leaf in enumerate(self._leaves):
-            for number in (number for number, part in enumerate(leaf.parts) if part.server == server):
+            for number in (number for number, part in enumerate(leaf.place.parts) if part.server == server):
                 old, new = self._olds[i], self._news[i]
                 if old is not None:
                     here[self._node(old, (i, number))] = i, number
@@ -160,39 +154,33 @@ class _Cutting:
 
     def _is_made(self, leaf: int) -> bool:
         """Returns whether the new value of a leaf is computed from what its servers have."""
-        parts = enumerate(self._leaves[leaf].parts)
+        parts = enumerate(self._leaves[leaf].place.parts)
         return all(self._sides[part.server].reads_leaves((leaf, number)) for number, part in parts)
 
-    def _answered_by(self, server: int) -> list[Place]:
+    def _answered_by(self, server: int) -> list[_Part]:
         """Returns the parts whose new values a server answers."""
         leaves = sorted({*self._answers.values()})
-        parts = ((leaf, number, part) for leaf in leaves for number, part in enumerate(self._leaves[leaf].parts))
+        parts = ((leaf, number, part) for leaf in leaves for number, part in enumerate(self._leaves[leaf].place.parts))
         return [(leaf, number) for leaf, number, part in parts if part.server == server]
 
     # The parts of the program.
 
-    def _all_shipped(self, worker: Worker) -> list[Shipped]:
-        pairs = zip(self._shipped, worker.avals)
-        return [Shipped("rows" if is_pairs else "array", avals) for (_, is_pairs), avals in pairs]
-
-    def _update(self, server: int, side: Side) -> Update:
+    def _update(self, server: int, side: Side) -> tuple[Update, Stage]:
         writes = list(side.targets)
-        reads = [place for place in side.read if place not in side.targets]
+        reads = [part for part in side.read if part not in side.targets]
         takes, avals = list[Take](), list[jax.ShapeDtypeStruct]()
         for node in side.shipped:
             rows, number = node.rows, self._shipped[node.value, node.pairs]
-            takes.append(Take(number) if rows is None else Take(number, rows.start, rows.stop))
+            takes.append(Take(number, node.pairs, *(() if rows is None else rows[1:])))
             for aval in output_avals((node.value, node.pairs)):
                 shape = aval.shape if rows is None or node.pairs else (rows.many, *aval.shape[1:])
                 avals.append(jax.ShapeDtypeStruct(shape, aval.dtype))
+        update = Update(server, self._names(writes), self._names(reads), tuple(takes), self._names(side.stale))
         function = side.function(writes, reads, self._answered_by(server))
-        stage = Stage(function, (self._avals(writes), self._avals(reads), tuple(avals)))
-        return Update(server, reads, writes, takes, stage, side.stale)
+        return update, Stage(function, (self._avals(writes), self._avals(reads), tuple(avals)))
 
-    def _avals(self, places: Sequence[Place]) -> tuple[jax.ShapeDtypeStruct, ...]:
-        found = []
-        for leaf, number in places:
-            aval, parts = self._leaves[leaf].aval, self._leaves[leaf].parts
-            shape = aval.shape if len(parts) == 1 else (parts[number].stop - parts[number].start, *aval.shape[1:])
-            found.append(jax.ShapeDtypeStruct(shape, aval.dtype))
-        return tuple(found)
+    def _names(self, parts: Sequence[_Part]) -> tuple[str, ...]:
+        return tuple(self._leaves[leaf].place.names[number] for leaf, number in parts)
+
+    def _avals(self, parts: Sequence[_Part]) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return tuple(self._leaves[leaf].place.part(number).kind for leaf, number in parts)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
 
-
-class Part(NamedTuple):
-    """Rows of axis 0 of a leaf that lie on a server. A leaf that is not sharded has one part with all its rows."""
-
-    server: int
-    start: int
-    stop: int
+from replicax._parameter_server.places import Place
 
 
 @dataclass(frozen=True)
@@ -25,14 +19,12 @@ class ServedLeaf:
     Args:
         slot: the input of the level that it is, None where it is only written.
         output: which of the jaxpr's outputs replaces it, None where it is only read.
-        aval: its shape and dtype.
-        parts: where it lies, in the order of the rows.
+        place: where it lies.
     """
 
     slot: int | None
     output: int | None
-    aval: jax.ShapeDtypeStruct
-    parts: tuple[Part, ...]
+    place: Place
 
 
 @dataclass(frozen=True)
@@ -53,28 +45,15 @@ class Gather:
     """Rows of a leaf that the worker asks for.
 
     Args:
-        leaf: the number of the leaf.
+        place: where the leaf lies.
         ids: which output of `Cut.index` has their ids: int32 of any shape, all of rows that exist. What is to become of
             others (mode of `jnp.take`) is in `Cut.compute`.
         aval: the rows as `Cut.compute` takes them: the shape of the ids and that of a row, and the leaf's dtype.
     """
 
-    leaf: int
+    place: Place
     ids: int
     aval: jax.ShapeDtypeStruct
-
-
-@dataclass(frozen=True)
-class Shipped:
-    """What travels to servers: the first outputs of `Cut.compute`, in their order.
-
-    Args:
-        kind: "array", or "rows" for ids (a vector) and as many rows.
-        avals: of its one or two arrays.
-    """
-
-    kind: str
-    avals: tuple[jax.ShapeDtypeStruct, ...]
 
 
 @dataclass(frozen=True)
@@ -83,23 +62,25 @@ class Take:
 
     Args:
         shipped: the number of the shipped value.
-        start: the first of the rows that go there; of "rows" the first of the ids, which is subtracted from them.
-        stop: the end of these, None where all of an array goes there.
+        is_rows: whether it consists of ids (a vector) and as many rows; of one array otherwise.
+        start: the first of the rows that go there; of ids and rows the first of the ids, which is subtracted from them.
+        stop: the end of these, None where all of it goes there.
     """
 
     shipped: int
+    is_rows: bool = False
     start: int = 0
     stop: int | None = None
 
-    def of(self, kind: str, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def of(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Returns the arrays to send, of a shipped value's arrays on the host.
 
-        Those of "rows" have as many rows as there are ids from `start` up to `stop`. For fewer different shapes they
-        may be padded, with `stop - start` as the id of what the server is to leave out.
+        Ids and rows are those from `start` up to `stop`. For fewer different shapes they may be padded, with
+        `stop - start` as the id of what the server is to leave out.
         """
         if self.stop is None:
             return list(arrays)
-        if kind == "array":
+        if not self.is_rows:
             return [arrays[0][self.start : self.stop]]
         ids, rows = arrays
         (chosen,) = np.nonzero((ids >= self.start) & (ids < self.stop))
@@ -108,25 +89,22 @@ class Take:
 
 @dataclass(frozen=True)
 class Update:
-    """What one server does at the end, at once.
+    """What one server does at the end, at once. Parts of leaves are given by their names.
 
     Args:
         server: its number.
-        reads: (leaf, part) that the program reads and leaves as they are.
-        writes: (leaf, part) that it replaces.
+        writes: the parts that the program replaces.
+        reads: the parts that it reads and leaves as they are.
         takes: which shipped values go there.
-        program: (written olds, read olds, shipped) -> (news, answers). The list of shipped arrays has one for each
-            take, or two, ids and rows; of these there may be any number, see `Take.of`.
-        compared: (leaf, part) whose new values depend on the old ones that the worker saw: if these have been
-            replaced meanwhile, the closure has to run again.
+        compared: the parts whose new values depend on the old ones that the worker saw: if these have been replaced
+            meanwhile, the closure has to run again.
     """
 
     server: int
-    reads: list[tuple[int, int]]
-    writes: list[tuple[int, int]]
-    takes: list[Take]
-    program: Stage
-    compared: list[tuple[int, int]] = field(default_factory=list)
+    writes: tuple[str, ...]
+    reads: tuple[str, ...]
+    takes: tuple[Take, ...]
+    compared: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -145,30 +123,45 @@ class Callback:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """The parts of a function.
+class Exchange:
+    """What a worker and the servers send each other for a closure.
 
     Args:
-        index: (others, args) -> ids of each gather, None without gathers.
         gathers: the rows that the worker asks for.
-        reads: the numbers of the leaves that the worker reads whole.
-        compute: (others, args, gathered, read) -> [*shipped, *computed results, *operands of callbacks].
-        shipped: what travels to servers.
+        reads: the leaves that it reads whole.
+        shipped: what travels to servers, the first outputs of the stage `compute`: the kinds of the one or two arrays
+            (ids and rows) of each value.
         updates: one for each server that has something to update.
         computed: which results `compute` gives, in their order; the others are `answers`.
         answers: (result, update, k): the result is the k-th answer of an update. Several of one result are the parts of
             a sharded leaf in the order of the rows, to be joined along axis 0.
+    """
+
+    gathers: tuple[Gather, ...]
+    reads: tuple[Place, ...]
+    shipped: tuple[tuple[jax.ShapeDtypeStruct, ...], ...]
+    updates: tuple[Update, ...]
+    computed: tuple[int, ...]
+    answers: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The parts of a function.
+
+    Args:
+        exchange: what travels between them.
+        index: (others, args) -> ids of each gather, None without gathers.
+        compute: (others, args, gathered, read) -> [*shipped, *computed results, *operands of callbacks].
+        programs: of the updates: (written olds, read olds, shipped) -> (news, answers). The list of shipped arrays has
+            one for each take, or two, ids and rows; of these there may be any number, see `Take.of`.
         callbacks: what is called with values of `compute`, in the order of the program.
         has_callbacks: whether `compute` itself calls Python, so that it cannot be exported.
     """
 
+    exchange: Exchange
     index: Stage | None
-    gathers: list[Gather]
-    reads: list[int]
     compute: Stage
-    shipped: list[Shipped]
-    updates: list[Update]
-    computed: list[int]
-    answers: list[tuple[int, int, int]]
+    programs: list[Stage]
     callbacks: list[Callback]
     has_callbacks: bool

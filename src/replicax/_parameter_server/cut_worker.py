@@ -10,7 +10,7 @@ import jax
 from replicax._parameter_server.cut_gathers import Lookup, lookup_of, pays
 from replicax._parameter_server.cut_graph import Graph, Op, Value, needed_ops
 from replicax._parameter_server.cut_rules import pair_operands, pairs_of
-from replicax._parameter_server.cut_types import Gather, Stage
+from replicax._parameter_server.cut_types import Stage
 
 Output = tuple[Value, bool]  # a value, or (True) what a scatter that gives it changes, as ids and rows
 
@@ -83,14 +83,14 @@ class Worker:
 
         return Stage(indices, (_kinds(self._others), _kinds(self._graph.args)))
 
-    def gathers(self) -> list[Gather]:
-        """Returns the rows that it asks for."""
+    def gathers(self) -> list[tuple[int, int, jax.ShapeDtypeStruct]]:
+        """Returns the rows that it asks for: the number of the leaf, that of the ids, and the kind of the rows."""
         found = []
         for k, lookup in enumerate(self._asked):
             leaf = self._olds[lookup.leaf]
             assert leaf is not None
             rows = jax.ShapeDtypeStruct((*lookup.shape, *leaf.aval.shape[1:]), leaf.aval.dtype)
-            found.append(Gather(lookup.leaf, k, rows))
+            found.append((lookup.leaf, k, rows))
         return found
 
     def compute(self) -> Stage:
@@ -111,7 +111,7 @@ class Worker:
             _run(self._ops, known, looked_up)
             return [array for output in self._outputs for array in _arrays(known, output)]
 
-        rows = tuple(gather.aval for gather in self.gathers())
+        rows = tuple(aval for _, _, aval in self.gathers())
         read = _kinds([self._olds[leaf] for leaf in self.reads])
         return Stage(run, (_kinds(self._others), _kinds(self._graph.args), rows, read))
 

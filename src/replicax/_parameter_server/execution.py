@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from replicax._parameter_server.arrays import Array, joined, on_host
+from replicax._parameter_server.places import Place
 from replicax._parameter_server.plans import WorkerPlan
 from replicax._parameter_server.servers import Call, Servers
 from replicax._transport.handlers import Answer
@@ -45,19 +46,18 @@ class Computed:
 
 def compute(plan: WorkerPlan, others: Arrays, args: Arrays, servers: Servers) -> Computed:
     """Reads what a closure needs, and computes it."""
-    gathers = []
-    if plan.gathers:
+    exchange, rows, gathers = plan.exchange, list[np.ndarray](), list[tuple[Place, np.ndarray]]()
+    if exchange.gathers:
         ids = plan.index(others, args)
-        gathers = [(place, np.asarray(ids[gather.ids]).reshape(-1)) for place, gather in plan.gathers]
+        gathers = [(gather.place, np.asarray(ids[gather.ids]).reshape(-1)) for gather in exchange.gathers]
     read: list[Array] = []
-    rows: list[np.ndarray] = []
     versions: dict[str, int] = {}
-    if plan.gathers or plan.reads:
-        read, rows, versions = servers.fetch(plan.reads, gathers, plan.compares)
-        rows = [array.reshape(gather.aval.shape) for array, (_, gather) in zip(rows, plan.gathers)]
+    if exchange.gathers or exchange.reads:
+        read, rows, versions = servers.fetch(exchange.reads, gathers, plan.compares)
+        rows = [array.reshape(gather.aval.shape) for array, gather in zip(rows, exchange.gathers)]
     found = iter([on_host(array) for array in plan.compute(others, args, rows, read)])
-    shipped = [[next(found) for _ in shipped.avals] for shipped in plan.shipped]
-    results = [next(found) for _ in plan.computed]
+    shipped = [[next(found) for _ in avals] for avals in exchange.shipped]
+    results = [next(found) for _ in exchange.computed]
     return Computed(shipped, results, list(found), versions)
 
 
@@ -73,14 +73,13 @@ def update(plan: WorkerPlan, computed: Computed, servers: Servers, number: int, 
         number: the closure's.
         done: closures with lower numbers have ended.
     """
-    if not plan.updates:
+    if not plan.exchange.updates:
         return _results(plan, computed, {})
     calls = {}
-    for each in plan.updates:
+    for each in plan.exchange.updates:
         arrays: list[np.ndarray] = []
         for take in each.takes:
-            own = cast(list[np.ndarray], computed.shipped[take.shipped])
-            arrays += take.of(plan.shipped[take.shipped].kind, own)
+            arrays += take.of(cast(list[np.ndarray], computed.shipped[take.shipped]))
         # Parts that no id fell on were not read: nothing was computed from them.
         versions = {name: computed.versions[name] for name in each.compared if name in computed.versions}
         head = {"program": plan.key, "closure": number, "done": done, "versions": versions}
@@ -107,9 +106,9 @@ def _are_changed(answers: Mapping[int, Answer]) -> bool:
 
 def _results(plan: WorkerPlan, computed: Computed, answers: Mapping[int, Answer]) -> list[Array]:
     """Returns the results, of which servers answer some."""
-    found: dict[int, list[Array]] = {n: [array] for n, array in zip(plan.computed, computed.results)}
-    for result, number_of_update, k in plan.answers:
-        head, news = answers[plan.updates[number_of_update].server]
+    found: dict[int, list[Array]] = {n: [array] for n, array in zip(plan.exchange.computed, computed.results)}
+    for result, number_of_update, k in plan.exchange.answers:
+        head, news = answers[plan.exchange.updates[number_of_update].server]
         # Of a closure that ended elsewhere meanwhile nobody waits for this result.
         found.setdefault(result, []).append(news[k] if "late" not in head else np.zeros(0))
     return [joined(parts) for _, parts in sorted(found.items())]

@@ -255,7 +255,7 @@ class _Kept(NamedTuple):
         """Returns the update that a request asks for."""
         head = request.head
         program = owner.programs[head["program"]]
-        for name in (*program.writes, *program.reads):
+        for name in (*program.update.writes, *program.update.reads):
             owner.leaf(name)  # raises now what would else come out when others have applied their part
         return cls(head.get("attempt", ""), program, request.arrays, head["versions"])
 
@@ -265,8 +265,8 @@ class _Kept(NamedTuple):
 
     def applied(self, owner: _Owner) -> _Applied:
         """Updates the leaves."""
-        written = [owner.leaf(name) for name in self.program.writes]
-        read = [owner.leaf(name).array for name in self.program.reads]
+        written = [owner.leaf(name) for name in self.program.update.writes]
+        read = [owner.leaf(name).array for name in self.program.update.reads]
         new, answers = self.program([leaf.array for leaf in written], read, self.arrays)
         for leaf, array in zip(written, new):
             leaf.put(array)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from replicax._base.specs import TensorShape
 from replicax._base.types import Tree
-from replicax._parameter_server.cut_types import Part
+
+
+class Part(NamedTuple):
+    """Rows of axis 0 of a leaf that lie on a server. A leaf that is not sharded has one part with all its rows."""
+
+    server: int
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,8 @@ class Place:
 
     def part(self, number: int) -> Place:
         """Returns one part as a leaf of its own, at the same place."""
+        if not self.is_sharded:
+            return self
         server, start, stop = self.parts[number]
         kind = jax.ShapeDtypeStruct((stop - start, *self.kind.shape[1:]), self.kind.dtype)
         return Place((self.names[number],), kind, (Part(server, 0, stop - start),))

@@ -7,7 +7,6 @@ import itertools
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, TypeGuard, cast
 
 import jax
@@ -26,18 +25,9 @@ from replicax._parameter_server.arrays import Array, of_kind
 from replicax._parameter_server.closures import Closure
 from replicax._parameter_server.cluster import Cluster
 from replicax._parameter_server.cut import cut
-from replicax._parameter_server.cut_types import Cut, ServedLeaf, Take, Update
+from replicax._parameter_server.cut_types import ServedLeaf
 from replicax._parameter_server.datasets import PerWorkerDistributedIterator, kinds_of
-from replicax._parameter_server.places import Place
-from replicax._parameter_server.plans import (
-    Arrays,
-    Compiled,
-    UpdateProgram,
-    WorkerPlan,
-    WorkerUpdate,
-    sent_plan,
-    sent_update,
-)
+from replicax._parameter_server.plans import Arrays, Compiled, WorkerPlan, loaded_plan, sent_plan, sent_update
 from replicax._parameter_server.remote_value import RemoteValueImpl
 from replicax._parameter_server.scheduling import Kinds
 from replicax._parameter_server.servers import Call
@@ -73,14 +63,11 @@ class Plan:
             return isinstance(storage, ServedStorage) and storage.cluster is cluster
 
         served: list[ServedLeaf] = []
-        places: list[Place] = []
         self._local: list[InputSlot] = []  # leaves that are elsewhere, and come with each call
         results: list[int] = []
         for leaf in leaves_of(level):
             if is_here(leaf.storage):
-                place = leaf.storage.places[leaf.leaf]
-                served.append(ServedLeaf(leaf.slot, leaf.output, place.kind, place.parts))
-                places.append(place)
+                served.append(ServedLeaf(leaf.slot, leaf.output, leaf.storage.places[leaf.leaf]))
                 continue
             if leaf.slot is not None:
                 self._local.append(leaf)
@@ -97,42 +84,16 @@ class Plan:
         self._kinds = program.jaxpr.out_avals
         self._results = [*sorted(results), *range(program.state_count, len(self._kinds))]
         self.cut = cut(program.jaxpr, served, others, self._results)
-        self.worker = self._for_workers(places, index_dtype)
-        self._updates = [self._program_of(update, places) for update in self.cut.updates]
+        self.worker = WorkerPlan(
+            key=self.key,
+            kinds=tuple(kinds_of(read.element) for read in program.reads),
+            index_dtype=index_dtype,
+            exchange=self.cut.exchange,
+            local=len(self._local),
+            asks_first=any(not callback.shows for callback in self.cut.callbacks),
+        )
         self._sent = False
         self._lock = threading.Lock()
-
-    def _for_workers(self, places: Sequence[Place], index_dtype: str | None) -> WorkerPlan:
-        found: Cut = self.cut
-        return WorkerPlan(
-            key=self.key,
-            kinds=tuple(kinds_of(read.element) for read in self.program.reads),
-            index_dtype=index_dtype,
-            gathers=tuple((places[gather.leaf], gather) for gather in found.gathers),
-            reads=tuple(places[leaf] for leaf in found.reads),
-            shipped=tuple(found.shipped),
-            updates=tuple(
-                WorkerUpdate(u.server, tuple(u.takes), tuple(places[leaf].names[part] for leaf, part in u.compared))
-                for u in found.updates
-            ),
-            computed=tuple(found.computed),
-            answers=tuple(found.answers),
-            local=len(self._local),
-            asks_first=any(not callback.shows for callback in found.callbacks),
-        )
-
-    def _program_of(self, update: Update, places: Sequence[Place]) -> UpdateProgram:
-        takes: list[int | None] = []
-        for take in update.takes:
-            if self.cut.shipped[take.shipped].kind == "array":
-                takes.append(None)
-            else:
-                takes += [None, None] if take.stop is None else [_rows_of(take)]
-        return UpdateProgram(
-            writes=tuple(places[leaf].names[part] for leaf, part in update.writes),
-            reads=tuple(places[leaf].names[part] for leaf, part in update.reads),
-            takes=tuple(takes),
-        )
 
     # Sending it.
 
@@ -141,18 +102,16 @@ class Plan:
         with self._lock:
             if not self._sent:
                 servers, calls = self._cluster.servers, {}
-                for update, program in zip(self.cut.updates, self._updates):
+                for update, program in zip(self.cut.exchange.updates, self.cut.programs):
                     number = update.server
-                    head, arrays = sent_update(
-                        program, update.program, servers.platforms[number], servers.is_local(number)
-                    )
+                    head, arrays = sent_update(update, program, servers.platforms[number], servers.is_local(number))
                     calls[number] = Call("program", {"key": self.key, **head}, arrays)
                 if calls:
                     servers.add_programs(calls)
                 self._sent = True
                 weakref.finalize(self, self._cluster.servers.drop_program, self.key).atexit = False
 
-    def for_worker(self, platform: str, local: bool) -> tuple[dict[str, object], Sequence[np.ndarray]]:
+    def for_worker(self, platform: str, local: bool) -> tuple[dict[str, Any], Sequence[np.ndarray]]:
         """Returns what a worker gets, as the head and the arrays of a call."""
         if self.cut.has_callbacks and not local:
             raise NotImplementedError(
@@ -162,8 +121,8 @@ class Plan:
             )
         head, arrays = sent_plan(self.worker, self.cut, platform, local)
         if self.cut.has_callbacks and self.program.guard is not None:
-            plan = cast(WorkerPlan, head["plan"])
-            head = {"plan": replace(plan, compute=self._raising(plan.compute, self.program.guard))}
+            compute, *index = head["stages"]
+            head["stages"] = [self._raising(compute, self.program.guard), *index]
         return head, arrays
 
     def _raising(self, compute: Compiled, guard: step_failures.Guard) -> Compiled:
@@ -215,11 +174,6 @@ class Plan:
             error = guard.error(self.program.name)
         if error is not None:
             raise error
-
-
-def _rows_of(take: Take) -> int:
-    assert take.stop is not None
-    return take.stop - take.start
 
 
 class ScheduledCall(Closure):
@@ -348,8 +302,7 @@ class RunsHere:
             if program.plan is None:
                 made = Plan(program, None, self._cluster)
                 made.send_updates()
-                head, _ = made.for_worker("", local=True)
-                program.plan = made, head["plan"]
+                program.plan = made, loaded_plan(*made.for_worker("", local=True))
             plan, here = cast(tuple[Plan, WorkerPlan], program.plan)
         args, local = here.split(plan.arguments(call))
         others = [*(array for element in elements for array in element_arrays(element)), *local]

@@ -5,38 +5,21 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from replicax._parameter_server.cut_types import Cut, Gather, Shipped, Stage, Take
-from replicax._parameter_server.places import Place
+from replicax._parameter_server.cut_types import Cut, Exchange, Stage, Take, Update
 from replicax._parameter_server.scheduling import Kinds
 
 Arrays = Sequence[np.ndarray | jax.Array]
-_Kinds = Sequence[Sequence[jax.ShapeDtypeStruct]]
 Compiled = Callable[..., list[jax.Array]]
 
 
 def _nothing(*arrays: object) -> list[jax.Array]:
     """Stands for a stage that there is not, or not yet."""
     return []
-
-
-@dataclass(frozen=True)
-class WorkerUpdate:
-    """An update of one server, as a worker asks for it.
-
-    Args:
-        server: its number.
-        takes: which shipped values go there.
-        compared: the names of the parts that must not have been replaced since they were read.
-    """
-
-    server: int
-    takes: tuple[Take, ...]
-    compared: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -47,12 +30,7 @@ class WorkerPlan:
         key: by which the tasks know the program.
         kinds: of the elements that it takes.
         index_dtype: of the worker's index, which it takes behind the elements; None if it takes none.
-        gathers: the rows to be looked up.
-        reads: the leaves to be read whole.
-        shipped: what travels to servers.
-        updates: of servers.
-        computed: which results the worker computes.
-        answers: which results come from updates, see `Cut`.
+        exchange: what travels between the worker and the servers.
         local: how many of the arrays that come with a call are values of variables that are in the coordinator's
             process.
         asks_first: whether the coordinator is asked before anything is updated.
@@ -62,12 +40,7 @@ class WorkerPlan:
     key: str
     kinds: tuple[Kinds, ...]
     index_dtype: str | None
-    gathers: tuple[tuple[Place, Gather], ...]
-    reads: tuple[Place, ...]
-    shipped: tuple[Shipped, ...]
-    updates: tuple[WorkerUpdate, ...]
-    computed: tuple[int, ...]
-    answers: tuple[tuple[int, int, int], ...]
+    exchange: Exchange
     local: int
     asks_first: bool
     index: Compiled = _nothing
@@ -81,38 +54,32 @@ class WorkerPlan:
     @property
     def compares(self) -> bool:
         """Whether versions of what is read matter."""
-        return any(update.compared for update in self.updates)
+        return any(update.compared for update in self.exchange.updates)
 
     @property
     def runs_alone(self) -> bool:
         """Whether nothing else may be updated from when several servers keep an update until all have applied it."""
-        return self.compares and len(self.updates) > 1
+        return self.compares and len(self.exchange.updates) > 1
 
 
-@dataclass(frozen=True)
-class UpdateProgram:
-    """What one server does to update variables for a function.
+class UpdateProgram(NamedTuple):
+    """The program by which one server updates variables for a function, and what it replaces, reads and takes."""
 
-    Args:
-        writes: the names of the parts that it replaces.
-        reads: the names of other parts that it reads.
-        takes: for each array that comes, None; for ids and rows of which there may be any number, one entry for both:
-            the id of no row.
-        compiled: the program.
-    """
-
-    writes: tuple[str, ...]
-    reads: tuple[str, ...]
-    takes: tuple[int | None, ...]
-    compiled: Compiled = _nothing
+    update: Update
+    compiled: Compiled
 
     def __call__(self, olds: Arrays, read: Arrays, shipped: Arrays) -> tuple[list[jax.Array], list[jax.Array]]:
         remaining, arrays = iter(shipped), list[np.ndarray | jax.Array]()
-        for nothing in self.takes:
-            arrays += [next(remaining)] if nothing is None else _padded(next(remaining), next(remaining), nothing)
-        arrays += remaining
+        for take in self.update.takes:
+            own = [next(remaining) for _ in range(1 + take.is_rows)]
+            arrays += _padded(own[0], own[1], _any_count(take)) if _any_count(take) else own
         new, answers = self.compiled(list(olds), list(read), arrays)
         return new, answers  # type: ignore[return-value]
+
+
+def _any_count(take: Take) -> int:
+    """Return the id of no row where there may be any number of ids and rows; 0 where their number is fixed."""
+    return take.stop - take.start if take.is_rows and take.stop is not None else 0
 
 
 def _padded(ids: Any, rows: Any, nothing: int) -> list[np.ndarray]:
@@ -129,43 +96,12 @@ def _padded(ids: Any, rows: Any, nothing: int) -> list[np.ndarray]:
 # Stages, compiled here or sent elsewhere.
 
 
-def compiled(stage: Stage, donates: bool = False) -> Compiled:
-    """Returns a stage, compiled for this process."""
-    return _with_64_bits(stage.function, donates)
-
-
-def exported(stage: Stage, platform: str, donates: bool = False, avals: _Kinds | None = None) -> np.ndarray:
-    """Returns a stage as bytes, for a process that computes on this platform.
-
-    Args:
-        stage: the stage.
-        platform: `"cpu"` or the like.
-        donates: whether it takes over its first list of arrays.
-        avals: of its inputs, if not the stage's.
-    """
+def _exported(stage: Stage, platform: str, donates: bool) -> np.ndarray:
+    """Return a stage as bytes, for a process that computes on this platform (`"cpu"` or the like)."""
     program = jax.jit(stage.function, donate_argnums=(0,) if donates else ())
-    kinds = [list(group) for group in (stage.avals if avals is None else avals)]
     with jax.enable_x64(True):
-        data = jax.export.export(program, platforms=[platform])(*kinds).serialize()
+        data = jax.export.export(program, platforms=[platform])(*map(list, stage.avals)).serialize()
     return np.frombuffer(data, np.uint8)
-
-
-def _any_number(takes: Sequence[int | None], avals: Sequence[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
-    """Returns what an update takes, with a dimension of any size where there may be any number of rows."""
-    scope, remaining = jax.export.SymbolicScope(), iter(avals)
-    found = []
-    for number, nothing in enumerate(takes):
-        if nothing is None:
-            found.append(next(remaining))
-        else:
-            (size,) = jax.export.symbolic_shape(f"n{number}", scope=scope)
-            for kind in (next(remaining), next(remaining)):
-                found.append(jax.ShapeDtypeStruct((size, *kind.shape[1:]), kind.dtype))
-    return found
-
-
-def _loaded(data: np.ndarray, donates: bool = False) -> Compiled:
-    return _with_64_bits(jax.export.deserialize(bytearray(data.tobytes())).call, donates)
 
 
 def _with_64_bits(function: Callable[..., Any], donates: bool) -> Compiled:
@@ -179,42 +115,58 @@ def _with_64_bits(function: Callable[..., Any], donates: bool) -> Compiled:
     return call
 
 
-def sent_plan(plan: WorkerPlan, cut: Cut, platform: str, local: bool) -> tuple[dict[str, object], Sequence[np.ndarray]]:
-    """Returns a plan as the head and the arrays of a call."""
+def _sent(
+    what: object, stages: Sequence[Stage], platform: str, local: bool, donates: bool = False
+) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Return an object and its stages as the head and the arrays of a call.
+
+    Args:
+        what: the object, which is pickled.
+        stages: the stages.
+        platform: that of the process to which they are sent.
+        local: whether that is this process: it gets the object itself, and the stages compiled.
+        donates: whether stages take over their first list of arrays.
+    """
     if local:
-        index = compiled(cut.index) if cut.index is not None else plan.index
-        return {"plan": replace(plan, index=index, compute=compiled(cut.compute))}, ()
-    stages = [cut.compute] if cut.index is None else [cut.compute, cut.index]
-    return {}, [_pickled(plan), *(exported(stage, platform) for stage in stages)]
+        return {"what": what, "stages": [_with_64_bits(stage.function, donates) for stage in stages]}, []
+    pickled = np.frombuffer(pickle.dumps(what), np.uint8)
+    return {}, [pickled, *(_exported(stage, platform, donates) for stage in stages)]
+
+
+def _loaded(head: Mapping[str, Any], arrays: Sequence[np.ndarray], donates: bool = False) -> tuple[Any, list[Compiled]]:
+    """Return the object and the stages that `_sent` made this of, compiled."""
+    if "what" in head:
+        return head["what"], head["stages"]
+    what, *stages = (array.tobytes() for array in arrays)
+    calls = [jax.export.deserialize(bytearray(stage)).call for stage in stages]
+    return pickle.loads(what), [_with_64_bits(call, donates) for call in calls]
+
+
+def sent_plan(plan: WorkerPlan, cut: Cut, platform: str, local: bool) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Returns a plan as the head and the arrays of a call."""
+    return _sent(plan, [cut.compute] if cut.index is None else [cut.compute, cut.index], platform, local)
 
 
 def loaded_plan(head: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> WorkerPlan:
     """Returns the plan that `sent_plan` made this of."""
-    if "plan" in head:
-        return head["plan"]  # type: ignore[no-any-return]
-    plan: WorkerPlan = pickle.loads(arrays[0].tobytes())
-    stages = [_loaded(data) for data in arrays[1:]]
-    return replace(plan, compute=stages[0], index=stages[1] if len(stages) > 1 else plan.index)
+    plan, (compute, *index) = _loaded(head, arrays)
+    return replace(plan, compute=compute, index=index[0] if index else _nothing)
 
 
-def sent_update(
-    update: UpdateProgram, stage: Stage, platform: str, local: bool
-) -> tuple[dict[str, object], Sequence[np.ndarray]]:
-    """Returns an update as the head and the arrays of a call."""
-    if local:
-        return {"update": replace(update, compiled=compiled(stage, donates=True))}, ()
-    olds, read, shipped = stage.avals
-    avals = olds, read, _any_number(update.takes, shipped)
-    return {}, [_pickled(update), exported(stage, platform, donates=True, avals=avals)]
+def sent_update(update: Update, stage: Stage, platform: str, local: bool) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Returns an update as the head and the arrays of a call; there may be any number of ids and rows."""
+    scope, remaining = jax.export.SymbolicScope(), iter(stage.avals[2])
+    avals: list[jax.ShapeDtypeStruct] = []
+    for number, take in enumerate(update.takes):
+        own = [next(remaining) for _ in range(1 + take.is_rows)]
+        if _any_count(take):
+            (size,) = jax.export.symbolic_shape(f"n{number}", scope=scope)
+            own = [jax.ShapeDtypeStruct((size, *kind.shape[1:]), kind.dtype) for kind in own]
+        avals += own
+    return _sent(update, [Stage(stage.function, (*stage.avals[:2], tuple(avals)))], platform, local, donates=True)
 
 
 def loaded_update(head: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> UpdateProgram:
     """Returns the update that `sent_update` made this of."""
-    if "update" in head:
-        return head["update"]  # type: ignore[no-any-return]
-    update: UpdateProgram = pickle.loads(arrays[0].tobytes())
-    return replace(update, compiled=_loaded(arrays[1], donates=True))
-
-
-def _pickled(value: object) -> np.ndarray:
-    return np.frombuffer(pickle.dumps(value), np.uint8)
+    update, (program,) = _loaded(head, arrays, donates=True)
+    return UpdateProgram(update, program)

@@ -14,8 +14,7 @@ from replicax._base import jax_internals, planning
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import Leaf, Tree
 from replicax._parameter_server.arrays import of_kind
-from replicax._parameter_server.cut_types import Part
-from replicax._parameter_server.places import Place
+from replicax._parameter_server.places import Part, Place
 from replicax._parameter_server.servers import Servers
 from replicax._tracing import frames
 from replicax._tracing.state import State

@@ -23,8 +23,7 @@ from replicax._collectives import cross_device_ops
 from replicax._input.placement import Placement
 from replicax._parameter_server.cluster import Cluster, aside
 from replicax._parameter_server.coordinator import ClusterCoordinator
-from replicax._parameter_server.cut_types import Part
-from replicax._parameter_server.places import Near, initial_value_of_parts
+from replicax._parameter_server.places import Near, Part, initial_value_of_parts
 from replicax._parameter_server.planner import RunsHere
 from replicax._parameter_server.variables import ServedVariable, ShardedVariable
 from replicax._strategies.one_device import OneDeviceContext, OneDeviceStrategy
