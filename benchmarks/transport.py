@@ -37,9 +37,9 @@ def serve() -> None:
 
 
 def calls_of(address: str) -> dict[str, Callable[[], object]]:
-    from replicax._transport.peer import connect
+    from replicax._transport.peer import Peer
 
-    peer = connect(address)
+    peer = Peer(address)
     peer.wait_until_ready(60)
     small, large = (np.ones(size // 4, np.float32) for size in (MB, 100 * MB))
     return {

@@ -5,15 +5,20 @@ from __future__ import annotations
 import pytest
 from ps_clusters import ENVIRONMENT, HEAD, in_turn
 
-# A worker prints what it has sent and received so far, after each update.
+# A worker prints how many bytes it has sent and received so far, after each update.
 COUNTING = """
     from replicax._parameter_server import execution
-    real = execution.update
-    def update(plan, computed, servers, *args):
-        found = real(plan, computed, servers, *args)
-        print(sum(peer.sent + peer.received for peer in servers._peers), flush=True)
+    from replicax._transport.peer import _RemoteLink
+    real, call, sizes = execution.update, _RemoteLink._sent, []
+    def counted(link, message, *args):
+        data = call(link, message, *args)
+        sizes.append(message.size + len(data))
+        return data
+    def update(*args):
+        found = real(*args)
+        print(sum(sizes), flush=True)
         return found
-    execution.update = update
+    execution.update, _RemoteLink._sent = update, counted
 """
 
 OWN = """

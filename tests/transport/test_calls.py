@@ -22,8 +22,8 @@ def test_heads_and_arrays_come_back_as_they_were_sent(run_over):
         from tasks import echo, task
         with task({"echo": echo}, name="worker 1", port=PORT) as other:
             import jax, jax.numpy as jnp, numpy as np
-            from replicax._transport.peer import connect
-            peer = connect(other.address)
+            from replicax._transport.peer import Peer
+            peer = Peer(other.address)
             found = peer.wait_until_ready(60)
             assert found["name"] == "worker 1" and found["jax"] == jax.__version__, found
             assert peer.call("echo") == ({}, [])
@@ -53,15 +53,22 @@ def test_large_arrays_go_both_ways_and_all_bytes_are_counted(run_over):
             return {}, [np.full(request.head["count"], 2, np.uint8), np.arange(3)]
         with task({"count": first_and_last, "twos": twos}, port=PORT) as other:
             import numpy as np
-            from replicax._transport.peer import connect
-            peer = connect(other.address)
+            from replicax._transport.peer import Peer, _RemoteLink
+            sizes, call = [], _RemoteLink._sent
+            def counted(link, message, *args):
+                data = call(link, message, *args)
+                sizes.append((message.size, len(data)))
+                return data
+            _RemoteLink._sent = counted
+            peer = Peer(other.address)
             array = np.zeros(20 << 20, np.uint8)
             array[0], array[-1] = 1, 2
             assert peer.call("count", {}, [array]) == ({"size": 20 << 20, "sum": 3}, [])
-            assert array.nbytes < peer.sent < array.nbytes + 1000 and peer.received < 1000
+            ((sent, received),) = sizes
+            assert array.nbytes < sent < array.nbytes + 1000 and received < 1000
             answer, (back, three) = peer.call("twos", {"count": 20 << 20})
             assert back.nbytes == 20 << 20 and (back == 2).all() and three.tolist() == [0, 1, 2]
-            assert array.nbytes < peer.received < array.nbytes + 2000
+            assert array.nbytes < sizes[1][1] < array.nbytes + 1000
             peer.close()
         """)
 
@@ -78,8 +85,8 @@ def test_many_threads_call_at_the_same_time(run_over):
         with task({"together": together}, port=PORT) as other:
             import numpy as np
             from concurrent.futures import ThreadPoolExecutor
-            from replicax._transport.peer import connect
-            peer = connect(other.address)
+            from replicax._transport.peer import Peer
+            peer = Peer(other.address)
             def call(index):
                 answer, (array,) = peer.call("together", {"index": index}, [np.full(1000 + index * 30_000, index)])
                 assert answer == {"index": index} and (array == index).all() and len(array) == 1000 + index * 30_000
@@ -118,8 +125,8 @@ def test_exceptions_of_handlers_come_out_of_the_call_and_the_service_goes_on(run
             errors = {"own": Own(1, [2]), "rx": rx.InvalidArgumentError("no"), "locked": Locked(), "mute": Mute()}
             raise errors[kind]
         with task({"fails": fails, "echo": echo}, name="worker 1") as other:
-            from replicax._transport.peer import connect
-            peer = connect(other.address)
+            from replicax._transport.peer import Peer
+            peer = Peer(other.address)
             def kind(name):
                 return raised(lambda: peer.call("fails", {"kind": name}))
             own = kind("own")
@@ -153,8 +160,8 @@ def test_without_a_secret_nothing_is_unpickled(run):
         def fails(request):
             raise Own("no") if request.head["own"] else KeyError("k")
         with task({"fails": fails}) as other:
-            from replicax._transport.peer import connect
-            peer = connect(other.address)
+            from replicax._transport.peer import Peer
+            peer = Peer(other.address)
             assert str(raised(lambda: peer.call("fails", {"own": True}))) == "Own: no"
             assert type(raised(lambda: peer.call("fails", {"own": False}))) is KeyError
             peer.close()
@@ -173,8 +180,8 @@ def test_a_call_that_takes_too_long_ends_by_its_timeout(run_over):
             threading.Event().wait()
         with task({"forever": forever, "echo": echo}, port=PORT) as other:
             from replicax._base.errors import DeadlineExceededError
-            from replicax._transport.peer import connect
-            peer = connect(other.address)
+            from replicax._transport.peer import Peer
+            peer = Peer(other.address)
             error = raised(lambda: peer.call("forever", timeout=0.3))
             assert isinstance(error, DeadlineExceededError) and "call of 'forever' within 0.3 s" in str(error), error
             assert peer.call("echo", timeout=60) == ({}, [])
@@ -188,7 +195,7 @@ def test_tasks_of_one_process_hand_over_arrays_as_they_are(run):
         import numpy as np
         from tasks import raised
         from replicax._base.errors import UnavailableError
-        from replicax._transport.peer import connect
+        from replicax._transport.peer import Peer
         from replicax._transport.service import Service
         closed, lost = threading.Event(), threading.Event()
         def same(request):
@@ -197,16 +204,15 @@ def test_tasks_of_one_process_hand_over_arrays_as_they_are(run):
         def fails(request):
             raise KeyError("k")
         service = Service("localhost:0", {"same": same, "fails": fails})
-        peer = connect(service.address)
+        peer = Peer(service.address)
         assert isinstance(raised(lambda: peer.call("same")), UnavailableError)  # it has not started
         service.start()
         assert peer.wait_until_ready(60)
         array = np.zeros(3)
         answer, (back,) = peer.call("same", {}, [array])
         assert back is array and answer == {"thread": threading.get_ident(), "local": True}
-        assert peer.sent == peer.received == 0
         assert type(raised(lambda: peer.call("fails"))) is KeyError
-        assert connect(service.address.replace("localhost", "127.0.0.1")).call("same", {}, [array])[1][0] is array
+        assert Peer(service.address.replace("localhost", "127.0.0.1")).call("same", {}, [array])[1][0] is array
         peer.watch(lambda error: lost.set())
         service.stop()
         service.wait()
@@ -223,7 +229,7 @@ def test_grpc_is_imported_where_it_is_used_alone(run):
     run("""
         import sys
         import replicax._transport.service, replicax._transport.peer
-        replicax._transport.peer.connect("127.0.0.1:1")
+        replicax._transport.peer.Peer("127.0.0.1:1")
         assert not {"grpc", "cryptography"} & set(sys.modules)
         """)
 
@@ -233,10 +239,10 @@ def test_a_program_ends_although_its_service_still_runs(run):
         from tasks import echo, task
         from replicax._transport.service import Service
         with task({"echo": echo}) as other:
-            from replicax._transport.peer import connect
+            from replicax._transport.peer import Peer
             service = Service("127.0.0.1:0", {"echo": echo})
             service.start()
-            connect(other.address).call("echo")
+            Peer(other.address).call("echo")
             print("done")
         """)
 
@@ -270,8 +276,8 @@ def test_a_service_can_be_stopped_by_a_call_and_ends_those_under_way(run):
         reading, writing = os.pipe()
         with started(start) as other:
             from replicax._base.errors import UnavailableError
-            from replicax._transport.peer import connect
-            peer, found, lost = connect(other.address), [], threading.Event()
+            from replicax._transport.peer import Peer
+            peer, found, lost = Peer(other.address), [], threading.Event()
             thread = threading.Thread(target=lambda: found.append(raised(lambda: peer.call("forever"))))
             thread.start()
             assert os.read(reading, 1) == b"b"
@@ -293,7 +299,7 @@ def test_closing_a_peer_ends_its_calls_and_waits(run_over):
             os.write(writing, b"b")
             threading.Event().wait()
         with task({"forever": forever}, port=PORT) as other:
-            from replicax._transport.peer import connect
+            from replicax._transport.peer import Peer
             found = []
             def ends(peer, call, begun):
                 thread = threading.Thread(target=lambda: found.append(raised(call)))
@@ -302,7 +308,7 @@ def test_closing_a_peer_ends_its_calls_and_waits(run_over):
                 peer.close()
                 thread.join(60)
                 assert "was closed here" in str(found.pop())
-            peer, nobody = connect(other.address), connect("127.0.0.1:1")
+            peer, nobody = Peer(other.address), Peer("127.0.0.1:1")
             ends(peer, lambda: peer.call("forever"), lambda: os.read(reading, 1))
             ends(nobody, nobody.wait_until_ready, lambda: None)
         """)
@@ -315,8 +321,8 @@ def test_a_connection_that_ends_while_a_message_is_made_is_said_to_be_gone(run):
         with task({"echo": echo}) as other:
             import numpy as np
             from replicax._transport.errors import Unreachable
-            from replicax._transport.peer import connect
-            peer = connect(other.address)
+            from replicax._transport.peer import Peer
+            peer = Peer(other.address)
             peer.call("echo")
             class Late:
                 def __array__(self, dtype=None, copy=None):

@@ -20,7 +20,7 @@ def test_calls_that_follow_each_other_use_one_connection(run):
             from replicax._transport import peer as peers
             made, lane = [], peers.DirectLane
             peers.DirectLane = lambda *args: made.append(lane(*args)) or made[-1]
-            peer = peers.connect(other.address)
+            peer = peers.Peer(other.address)
             for timeout in (None, 60, None, 60, 60):
                 assert peer.call("echo", {"a": 1}, timeout=timeout) == ({"a": 1}, [])
             assert len(made) == 1, made
@@ -39,8 +39,8 @@ def test_after_a_burst_of_calls_no_more_than_a_few_connections_stay(run):
         with task({"together": together}) as other:
             from concurrent.futures import ThreadPoolExecutor
             from replicax._transport import lanes
-            from replicax._transport.peer import connect
-            peer = connect(other.address)
+            from replicax._transport.peer import Peer
+            peer = Peer(other.address)
             for _ in range(2):
                 with ThreadPoolExecutor(40) as pool:
                     list(pool.map(lambda _: peer.call("together"), range(40)))
@@ -79,9 +79,9 @@ def test_where_another_listens_at_the_port_of_the_lanes_calls_go_over_grpc(run, 
         with task({{"echo": echo}}, port=port) as other:
             import numpy as np
             from replicax._transport import lanes
-            from replicax._transport.peer import connect
+            from replicax._transport.peer import Peer
             lanes.PATIENCE = 1.0
-            peer = connect(other.address)
+            peer = Peer(other.address)
             answer, (array,) = peer.call("echo", {{"a": 1}}, [np.arange(1000)])
             assert answer == {{"a": 1}} and (array == np.arange(1000)).all()
             peer.close()
@@ -101,8 +101,8 @@ def test_a_connection_that_names_no_greeting_is_closed_before_it_can_send_anythi
         with task({"echo": echo}) as other:
             from replicax._job.channel import parse
             from replicax._transport.direct import DirectLane
-            from replicax._transport.peer import connect
-            peer = connect(other.address)
+            from replicax._transport.peer import Peer
+            peer = Peer(other.address)
             host, port = parse(other.address)[0], peer.wait_until_ready(60)["port"]
             for name in ("0" * 32, "\\x00" * 32):
                 assert isinstance(raised(lambda: DirectLane(host, port, peer._secret, name, 5.0)), OSError)
@@ -120,8 +120,8 @@ def test_what_is_no_message_ends_its_connection_alone(run):
         with task({"echo": echo}, name="ps 0") as other:
             from replicax._job.channel import parse
             from replicax._transport.direct import DirectLane
-            from replicax._transport.peer import connect
-            peer = connect(other.address)
+            from replicax._transport.peer import Peer
+            peer = Peer(other.address)
             host, port = parse(other.address)[0], peer.wait_until_ready(60)["port"]
             listed = struct.pack("<I", 17) + b'[[],"echo",{},[]]'
             for data in (b"", b"\\xff" * 100, struct.pack("<I", 1 << 31), b"\\2\\0\\0\\0{}", b"\\2\\0\\0\\0[]", listed):
@@ -148,8 +148,8 @@ def test_a_lane_that_breaks_is_the_end_of_the_connection_and_the_next_call_greet
         from tasks import echo, raised, task
         with task({"echo": echo}, name="ps 0") as other:
             from replicax._transport.errors import Unreachable
-            from replicax._transport.peer import connect
-            peer = connect(other.address)
+            from replicax._transport.peer import Peer
+            peer = Peer(other.address)
             peer.call("echo")
             (lane,) = peer._link._lanes._idle
             socket.socket.shutdown(lane._connection, socket.SHUT_RDWR)
@@ -177,8 +177,8 @@ def test_a_connection_that_ends_while_a_message_is_sent_is_told_in_plain_words(r
         with started(start) as other:
             import numpy as np
             from replicax._transport.errors import Unreachable
-            from replicax._transport.peer import connect
-            peer = connect(other.address)
+            from replicax._transport.peer import Peer
+            peer = Peer(other.address)
             error = raised(lambda: peer.call("echo", arrays=[np.ones(64 << 20, np.uint8)]))
             assert isinstance(error, Unreachable), error
             assert str(error).startswith(f"The task at ps 0 ({other.address}) is gone or does not answer: "), error
@@ -205,9 +205,9 @@ def test_a_service_that_has_stopped_answers_no_more_though_connections_are_not_c
         with started(start) as other:
             from replicax._job.channel import parse
             from replicax._transport.direct import DirectLane
-            from replicax._transport.peer import connect
+            from replicax._transport.peer import Peer
             from replicax._transport.wire import Message
-            peer = connect(other.address)
+            peer = Peer(other.address)
             host, port = parse(other.address)[0], peer.wait_until_ready(60)["port"]
             name = peer._link._name
             lane = DirectLane(host, port, peer._secret, name, 5.0)
@@ -225,13 +225,13 @@ def test_as_many_strangers_as_there_may_be_keep_nobody_out(run):
         with task({"echo": echo}) as other:
             from replicax._job.channel import parse
             from replicax._transport import direct
-            from replicax._transport.peer import connect
-            first = connect(other.address)
+            from replicax._transport.peer import Peer
+            first = Peer(other.address)
             at = parse(other.address)[0], first.wait_until_ready(60)["port"]
             strangers = [socket.create_connection(at, timeout=60) for _ in range(direct._STRANGERS)]
             refused = socket.create_connection(at, timeout=60)
             assert not refused.recv(1)  # one more is closed
-            second = connect(other.address)
+            second = Peer(other.address)
             for peer in (first, second):
                 assert peer.call("echo", {"a": 1}, timeout=60) == ({"a": 1}, [])
                 peer.close()
@@ -259,8 +259,8 @@ def test_callers_that_come_at_once_get_connections_one_after_the_other(run):
         with started(start) as other:
             from concurrent.futures import ThreadPoolExecutor
             from replicax._transport.direct import DirectLane
-            from replicax._transport.peer import connect
-            peers = [connect(other.address) for _ in range(8)]
+            from replicax._transport.peer import Peer
+            peers = [Peer(other.address) for _ in range(8)]
             barrier = threading.Barrier(len(peers))
             def call(peer):
                 peer.wait_until_ready(60)
@@ -282,9 +282,9 @@ def test_a_port_that_cannot_be_reached_takes_half_of_the_time_of_a_call_at_most(
         silent = socket.create_server(("127.0.0.1", 0))
         with task({"echo": echo}, port=silent.getsockname()[1]) as other:
             from replicax._transport import lanes
-            from replicax._transport.peer import connect
+            from replicax._transport.peer import Peer
             lanes.PATIENCE = 60.0
-            peer = connect(other.address)
+            peer = Peer(other.address)
             peer.wait_until_ready(60)
             assert peer.call("echo", {"a": 1}, timeout=10) == ({"a": 1}, [])
             peer.close()
@@ -299,8 +299,8 @@ def test_a_process_that_is_forked_leaves_the_connections_of_its_parent_alone(run
         from tasks import echo, raised, task
         with task({{"echo": echo}}, port={port}) as other:
             from replicax._transport import lanes
-            from replicax._transport.peer import connect
-            peer = connect(other.address)
+            from replicax._transport.peer import Peer
+            peer = Peer(other.address)
             peer.call("echo")
             lost = []
             peer.watch(lost.append)
@@ -327,8 +327,8 @@ def test_a_service_keeps_nothing_of_lanes_that_have_ended(run):
             return {"count": len(request.caller._on_close)}, []
         with task({"slow": slow, "kept": kept}) as other:
             from replicax._transport.errors import TimedOut
-            from replicax._transport.peer import connect
-            peer = connect(other.address)
+            from replicax._transport.peer import Peer
+            peer = Peer(other.address)
             before = peer.call("kept")
             for _ in range(3):
                 assert isinstance(raised(lambda: peer.call("slow", timeout=0.2)), TimedOut)
@@ -350,8 +350,8 @@ def test_a_connection_that_a_service_ends_has_ended_though_a_forked_process_has_
             import signal
             from replicax._job.channel import parse
             from replicax._transport.direct import DirectLane
-            from replicax._transport.peer import connect
-            peer = connect(other.address)
+            from replicax._transport.peer import Peer
+            peer = Peer(other.address)
             host, port = parse(other.address)[0], peer.wait_until_ready(60)["port"]
             lane = DirectLane(host, port, peer._secret, peer._link._name, 5.0)
             pid = peer.call("fork")[0]["pid"]

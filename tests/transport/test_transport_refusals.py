@@ -14,16 +14,16 @@ PROGRAM = """
         return {}, []
     with task({"echo": echo, "told": told}, env={"REPLICAX_JOB_SECRET": %(server)r}) as other:
         from replicax._transport.errors import Refused
-        from replicax._transport.peer import connect
+        from replicax._transport.peer import Peer
         right = os.environ["REPLICAX_JOB_SECRET"]
         os.environ["REPLICAX_JOB_SECRET"] = %(client)r
-        peer = connect(other.address)
+        peer = Peer(other.address)
         for call in (lambda: peer.wait_until_ready(60), lambda: peer.call("told"), lambda: peer.wait_until_ready(60)):
             error = raised(call)
             assert isinstance(error, Refused) and %(says)r in str(error), error
         peer.close()
         os.environ["REPLICAX_JOB_SECRET"] = %(server)r
-        peer = connect(other.address)
+        peer = Peer(other.address)
         assert peer.call("echo", {"a": 1}) == ({"a": 1}, [])
         peer.close()
 """
@@ -61,7 +61,7 @@ def test_another_version_is_refused_and_both_sides_say_which(run_python, kind):
             from replicax._transport.errors import Refused
             own = peers.versions()
             peers.versions = lambda: {**own, kind: "0.0.1"}
-            peer = peers.connect(other.address)
+            peer = peers.Peer(other.address)
             error = raised(lambda: peer.call("echo"))
             assert isinstance(error, Refused) and "ps 0" in str(error), error
             here, there = str(error).split(", the task that calls it has ")
@@ -83,14 +83,14 @@ def test_connection_to_another_task_of_the_cluster_is_refused(run_well):
         from tasks import echo, raised, task
         with task({"echo": echo}, name="ps 1") as other, task({"echo": echo}, name="a server of functions") as free:
             from replicax._transport.errors import Refused
-            from replicax._transport.peer import connect
-            wrong = connect(other.address, task="ps 0")
+            from replicax._transport.peer import Peer
+            wrong = Peer(other.address, task="ps 0")
             for call in (lambda: wrong.call("echo"), lambda: wrong.wait_until_ready(60)):
                 error = raised(call)
                 assert isinstance(error, Refused) and "is 'ps 1', expected 'ps 0'. Compare" in str(error), error
             wrong.close()
             for address, expected in ((other.address, "ps 1"), (other.address, None), (free.address, "ps 0")):
-                peer = connect(address, task=expected)
+                peer = Peer(address, task=expected)
                 assert peer.call("echo", {"a": 1}) == ({"a": 1}, [])
                 peer.close()
         """,
@@ -106,9 +106,9 @@ def test_peers_speak_tls_13_and_lanes_nothing_older(run_well):
         from tasks import SECRET, echo, raised, task
         with task({"echo": echo}) as other:
             from replicax._job.channel import parse
-            from replicax._transport.peer import connect
+            from replicax._transport.peer import Peer
             from replicax._transport.secret import identity
-            peer = connect(other.address)
+            peer = Peer(other.address)
             host, port = parse(other.address)
             lanes = peer.wait_until_ready(60)["port"]
             key, certificate = identity(SECRET.encode())
@@ -145,8 +145,8 @@ def test_rubbish_at_a_port_is_ignored(run_python, which):
             return {}, []
         with task({"echo": echo, "told": told}) as other:
             from replicax._job.channel import parse
-            from replicax._transport.peer import connect
-            peer = connect(other.address)
+            from replicax._transport.peer import Peer
+            peer = Peer(other.address)
             at = parse(other.address)
             if os.environ["WHICH"] == "the port of its lanes":
                 at = at[0], peer.wait_until_ready(60)["port"]
@@ -183,7 +183,7 @@ def test_rubbish_at_a_port_is_ignored(run_python, which):
                             assert not over.recv(1 << 16), "it was answered"
                 except OSError:
                     pass
-            peer = connect(other.address)
+            peer = Peer(other.address)
             assert peer.call("echo", {"a": 1}, timeout=60) == ({"a": 1}, [])
             peer.close()
             for connection in open_ones:
@@ -212,9 +212,9 @@ def test_silent_strangers_beyond_the_limit_of_open_files_do_not_keep_new_clients
             return service.address
         with started(start) as other:
             from replicax._job.channel import parse
-            from replicax._transport.peer import connect
+            from replicax._transport.peer import Peer
             strangers = [socket.create_connection(parse(other.address), timeout=60) for _ in range(LIMIT + 20)]
-            peer = connect(other.address)
+            peer = Peer(other.address)
             peer.wait_until_ready(60)
             assert peer.call("echo", {"a": 1}) == ({"a": 1}, [])
             peer.close()
@@ -233,7 +233,7 @@ def test_who_has_the_secret_and_sends_no_message_of_ours_ends_nothing(run_python
         with task({"echo": echo}) as other:
             import grpc
             from replicax._transport import grpc_settings
-            from replicax._transport.peer import connect
+            from replicax._transport.peer import Peer
             credentials = grpc_settings.channel_credentials(SECRET.encode())
             with grpc.secure_channel(other.address, credentials, grpc_settings.of_calls()) as channel:
                 for data in (b"", b"\\xff" * 100, struct.pack("<I", 1 << 31), b"\\2\\0\\0\\0{}", b"\\2\\0\\0\\0[]"):
@@ -245,7 +245,7 @@ def test_who_has_the_secret_and_sends_no_message_of_ours_ends_nothing(run_python
                 assert not list(channel.stream_stream("/replicax.Tasks/lane")(iter([])))
                 raised(lambda: channel.unary_unary("/replicax.Tasks/nothing")(b""))
                 raised(lambda: next(channel.unary_stream("/replicax.Tasks/greet")(b"{")))
-            peer = connect(other.address)
+            peer = Peer(other.address)
             assert peer.call("echo", {"a": 1}) == ({"a": 1}, [])
             peer.close()
         """,

@@ -17,7 +17,7 @@ from replicax._parameter_server.arrays import Array, joined, on_host
 from replicax._parameter_server.places import Place
 from replicax._transport.errors import TimedOut, Unreachable
 from replicax._transport.handlers import Answer
-from replicax._transport.peer import Peer, connect
+from replicax._transport.peer import Peer
 from replicax._transport.service import local_service
 
 _Arrays = Sequence[np.ndarray | jax.Array]
@@ -49,9 +49,7 @@ class Servers:
 
     def __init__(self, addresses: Sequence[str], job: Sequence[str], owner: str, insists: bool = False):
         self._insists = insists
-        self._peers: list[Peer] = [
-            connect(address, job=job, task=f"ps {number}") for number, address in enumerate(addresses)
-        ]
+        self._peers = [Peer(address, job=job, task=f"ps {number}") for number, address in enumerate(addresses)]
         self._owner = owner
         self._pool = concurrent.futures.ThreadPoolExecutor(len(addresses), "replicax-ps")
         self._dead: deque[Place] = deque()  # leaves of variables that are no more

@@ -25,7 +25,7 @@ from replicax._parameter_server.shipping import packed
 from replicax._parameter_server.worker import SessionEndedError
 from replicax._transport.errors import Unreachable
 from replicax._transport.handlers import Answer
-from replicax._transport.peer import Peer, connect
+from replicax._transport.peer import Peer
 from replicax._transport.service import local_service
 
 _SLOTS = 2  # closures that a worker has at a time: one runs, the next is at hand
@@ -99,7 +99,7 @@ class WorkerLink:
     def __init__(self, cluster: Cluster, queue: ClosureQueue, planner: Planner, index: int):
         self.running = 0
         self._cluster, self._queue, self._planner, self._index = cluster, queue, planner, index
-        self._peer: Peer = connect(cluster.worker_addresses[index], job=cluster.addresses, task=f"worker {index}")
+        self._peer = Peer(cluster.worker_addresses[index], job=cluster.addresses, task=f"worker {index}")
         self._is_local = local_service(self._peer.address) is not None
         self._session: _Session | None = None
         self._closed = threading.Event()

@@ -24,7 +24,7 @@ from replicax._tracing import frames
 from replicax._transport.errors import TimedOut, text_of
 from replicax._transport.grpc_settings import Threads
 from replicax._transport.handlers import Answer
-from replicax._transport.peer import Peer, connect
+from replicax._transport.peer import Peer
 from replicax._variables.variable import Variable
 
 _UNKNOWN = 2  # the code of errors that have none
@@ -231,7 +231,7 @@ class _Calls:
 
     def __init__(self, address: str, timeout_in_ms: int):
         self._timeout_in_ms = timeout_in_ms
-        self._peer = connect(address)
+        self._peer = Peer(address)
         self._threads = Threads("replicax-rpc")
         # In a thread: the last to refer to this may be any thread, also one of the connection, which waits for it.
         close = threading.Thread(

@@ -33,38 +33,6 @@ from replicax._transport.wire import Bytes, Message, parsed
 OnLost = Callable[[Exception], None]
 
 
-def connect(address: str, *, job: Sequence[str] = (), task: str | None = None) -> Peer:
-    """Return the peer at an address. It connects at its first call.
-
-    Args:
-        address: `"host:port"` of the other task.
-        job: the addresses of all tasks, from which `job_secret` sees whether a secret is needed.
-        task: the task that should be there, such as `"ps 1"`. A connection to another task of the cluster is refused:
-            all tasks have the same certificate, so TLS alone does not tell them apart.
-
-    Raises:
-        JobError: there is no secret where one is needed.
-    """
-    return Peer(address, job, task)
-
-
-class Watch:
-    """What `Peer.watch` returns."""
-
-    def __init__(self, on_lost: OnLost):
-        self._on_lost: OnLost | None = on_lost
-
-    def cancel(self) -> None:
-        """Has the function not be called any more."""
-        self._on_lost = None
-
-    def fire(self, error: Exception) -> None:
-        """Calls the function, once."""
-        on_lost, self._on_lost = self._on_lost, None
-        if on_lost is not None:
-            on_lost(error)
-
-
 class _Link:
     """One connection to a service, from the greeting to its end."""
 
@@ -72,15 +40,15 @@ class _Link:
         self.greeting = dict(greeting)
         self.lost: Exception | None = None
         self._lock = threading.Lock()
-        self._watches: list[Watch] = []
+        self._watches: list[OnLost] = []
 
-    def watch(self, watch: Watch) -> None:
-        """Fires a watch when the connection has ended."""
+    def watch(self, on_lost: OnLost) -> None:
+        """Call a function when the connection has ended."""
         with self._lock:
             if self.lost is None:
-                self._watches.append(watch)
+                self._watches.append(on_lost)
                 return
-        _fire([watch], self.gone())
+        _tell([on_lost], self.gone())
 
     def end(self, error: Exception, tell: bool = True) -> None:
         """Marks the connection as ended, and tells those who watch it, in a thread: they may call other tasks."""
@@ -89,7 +57,7 @@ class _Link:
                 return
             self.lost, watches, self._watches = error, self._watches, []
         if tell:
-            _fire(watches, error, self.close)
+            _tell(watches, error, self.close)
         else:  # here: at the end of a program, a thread would be stopped in the middle of it
             self.close()
 
@@ -106,13 +74,15 @@ class _Link:
         raise NotImplementedError
 
 
-def _fire(watches: Sequence[Watch], error: Exception, first: Callable[[], None] = lambda: None) -> None:
-    def fire() -> None:
-        first()
-        for watch in watches:
-            watch.fire(error)
+def _tell(watches: Sequence[OnLost], error: Exception, first: Callable[[], None] = lambda: None) -> None:
+    """Call functions with the error of a connection that has ended, in a thread."""
 
-    threading.Thread(target=fire, name="replicax-watch", daemon=True).start()
+    def tell() -> None:
+        first()
+        for on_lost in watches:
+            on_lost(error)
+
+    threading.Thread(target=tell, name="replicax-watch", daemon=True).start()
 
 
 class _LocalLink(_Link):
@@ -132,20 +102,6 @@ class _LocalLink(_Link):
 
     def close(self) -> None:
         self._caller.close()
-
-
-class _Counts:
-    """How many bytes of messages went to a peer and came from it."""
-
-    def __init__(self) -> None:
-        self.sent = self.received = 0
-        self._lock = threading.Lock()
-
-    def add(self, sent: int = 0, received: int = 0) -> None:
-        """Adds to both."""
-        with self._lock:
-            self.sent += sent
-            self.received += received
 
 
 class _Channels:
@@ -168,8 +124,8 @@ class _Channels:
 class _RemoteLink(_Link):
     """A connection to another process. It comes about by a greeting, which lasts as long as the connection."""
 
-    def __init__(self, channels: _Channels, counts: _Counts, timeout: float | None, wait: bool):
-        self._address, self._secret, self._counts = channels.address, channels.secret, counts
+    def __init__(self, channels: _Channels, timeout: float | None, wait: bool):
+        self._address, self._secret = channels.address, channels.secret
         self._name = uuid.uuid4().hex
         told = {**versions(), "link": self._name}
         self._greeting = channels.greet(json.dumps(told).encode(), wait_for_ready=wait)
@@ -211,11 +167,7 @@ class _RemoteLink(_Link):
     def call(self, method: str, head: Mapping[str, Any], arrays: Sequence[Any], until: _Until) -> Answer:
         if self.lost is not None:
             raise self.gone()
-        message = Message([self._name, method, head], arrays)
-        self._counts.add(sent=message.size)
-        data = self._sent(message, method, until)
-        self._counts.add(received=len(data))
-        (kind, answer), values = parsed(data)
+        (kind, answer), values = parsed(self._sent(Message([self._name, method, head], arrays), method, until))
         if kind == RAISED:
             raise recalled(answer, values, self._where, trusted=self._secret is not None)
         if kind == UNKNOWN:
@@ -297,38 +249,33 @@ class _Until:
 
 
 class Peer:
-    """A task that can be called. Any number of threads may call at the same time.
+    """A task that can be called, by any number of threads at the same time. The first call connects.
 
-    Attributes:
-        address: the task's address.
+    Args:
+        address: `"host:port"` of the task.
+        job: the addresses of all tasks, from which `job_secret` sees whether a secret is needed.
+        task: the task that should be there, such as `"ps 1"`. A connection to another task of the cluster is refused:
+            all tasks have the same certificate, so TLS alone does not tell them apart.
+
+    Raises:
+        JobError: there is no secret where one is needed.
     """
 
-    def __init__(self, address: str, job: Sequence[str], task: str | None = None):
+    def __init__(self, address: str, *, job: Sequence[str] = (), task: str | None = None):
         self.address = address
         self._job, self._task = tuple(job), task
         self._link: _Link | None = None
         self._channels: _Channels | None = None
-        self._counts = _Counts()
         self._closed = False
         self._lock = threading.Lock()  # of what follows
         self._opening = threading.Lock()  # held while a connection is made
-        self._pending: list[Watch] = []  # until there is a connection
+        self._pending: list[OnLost] = []  # until there is a connection
         if local_service(address) is None:
             self._secret = job_secret([address, *job])
 
     @functools.cached_property
     def _secret(self) -> bytes | None:
         return job_secret([self.address, *self._job])
-
-    @property
-    def sent(self) -> int:
-        """Bytes of the messages sent so far; tasks of one process send none."""
-        return self._counts.sent
-
-    @property
-    def received(self) -> int:
-        """Bytes of the messages received so far."""
-        return self._counts.received
 
     def call(
         self,
@@ -392,8 +339,8 @@ class Peer:
             link = self._new_link(until.left(_PATIENCE if wait else None), wait)
             with self._lock:
                 self._link, pending, self._pending = link, self._pending, []
-            for watch in pending:
-                link.watch(watch)
+            for on_lost in pending:
+                link.watch(on_lost)
             return link
         finally:
             self._opening.release()
@@ -404,7 +351,7 @@ class Peer:
         if self._channels is None:
             self._channels = _Channels(self.address, self._secret)
         try:
-            link = _RemoteLink(self._channels, self._counts, timeout, wait)
+            link = _RemoteLink(self._channels, timeout, wait)
             if wrong := another_task(link.greeting, self._task, self.address):
                 link.close()
                 raise Refused(wrong)
@@ -419,19 +366,17 @@ class Peer:
     def _closed_error(self) -> Unreachable:
         return Unreachable(f"The connection to {self.address} was closed here.")
 
-    def watch(self, on_lost: OnLost) -> Watch:
+    def watch(self, on_lost: OnLost) -> None:
         """Has a function called once, in a thread, when the task is gone: ended, restarted, stopped or cut off.
 
         Where the peer has not been connected yet, that is the connection which comes first.
         """
-        watch = Watch(on_lost)
         with self._lock:
             link = self._link
             if link is None:
-                self._pending.append(watch)
+                self._pending.append(on_lost)
         if link is not None:
-            link.watch(watch)
-        return watch
+            link.watch(on_lost)
 
     def close(self) -> None:
         """Ends the connection. Watches are not told, and calls fail from now on."""
