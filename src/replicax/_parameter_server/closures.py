@@ -327,7 +327,7 @@ class ClosureQueue:
         """Notes that a closure has ended, and what makes its result."""
         with self._lock:
             self._end(closure, link)
-            closure.value._set(result)
+            closure.value.set_result(result)
             self._wake()
 
     def failed(self, closure: Closure, link: Link, error: BaseException) -> None:
@@ -377,7 +377,7 @@ class ClosureQueue:
             if closure in closures:
                 closures.remove(closure)
         if error is not None:
-            closure.value._fail(error)
+            closure.value.set_error(error)
 
 
 def _cancelled() -> CancelledError:

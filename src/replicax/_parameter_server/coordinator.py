@@ -57,14 +57,11 @@ class ClusterCoordinator:
             )
         if known is None:
             known = super().__new__(cls)
-            known._start(strategy)
-            strategy._cluster_coordinator = known  # type: ignore[attr-defined]
         return cast(ClusterCoordinator, known)
 
     def __init__(self, strategy: StrategyLike):
-        pass  # `__new__` returns the strategy's own
-
-    def _start(self, strategy: StrategyLike) -> None:
+        if hasattr(self, "_strategy"):  # `__new__` has returned the strategy's own
+            return
         self._strategy = strategy
         self._cluster: Cluster = strategy._cluster  # type: ignore[attr-defined]
         self._queue = ClosureQueue(self._cluster.numbers, state.timeouts()["start"])
@@ -78,6 +75,7 @@ class ClusterCoordinator:
         stop = functools.partial(_stopped, self._queue, self._links)
         weakref.finalize(self, aside, stop)
         self._cluster.on_close(stop)
+        strategy._cluster_coordinator = self  # type: ignore[attr-defined]
 
     @property
     def strategy(self) -> StrategyLike:
@@ -189,7 +187,7 @@ class ClusterCoordinator:
         >>> [int(coordinator.schedule(step, args=(iterator,)).fetch()) for _ in range(3)]
         [10, 12, 14]
         """
-        return per_worker_dataset(dataset_fn, self)
+        return per_worker_dataset(dataset_fn, self._ask_kinds)
 
     def create_per_worker_value(self, value_fn: Callable[[], Tree]) -> PerWorkerValue:
         """Returns a value of which each worker has its own, to be passed to scheduled functions.
@@ -208,7 +206,7 @@ class ClusterCoordinator:
         """
         return MadeValue(value_fn)
 
-    def _kinds_of(self, iterator: PerWorkerDistributedIterator) -> Kinds:
+    def _ask_kinds(self, iterator: PerWorkerDistributedIterator) -> Kinds:
         """Returns the shapes and dtypes of the next element that some worker has."""
         for _ in range(MOST_LOST):
             kinds = cast(WorkerLink, self._queue.any_link()).kinds_of(iterator)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from replicax._parameter_server import scheduling
 from replicax._parameter_server.scheduling import Kinds
 from replicax._tracing.dataset_reads import element_arrays
 
+AskKinds: TypeAlias = "Callable[[PerWorkerDistributedIterator], Kinds]"
 _NOT_HERE = "Iterating over an `AsyncDistributedIterator` is not supported right now."
 
 
@@ -32,13 +33,6 @@ class PerWorkerValue:
     >>> isinstance(table, rx.coordinator.PerWorkerValue)
     True
     """
-
-
-class Workers(Protocol):
-    """The workers, as far as their datasets need them."""
-
-    def _kinds_of(self, iterator: PerWorkerDistributedIterator) -> Kinds:
-        """Returns the shapes and dtypes of some worker's next element."""
 
 
 def made(source: object) -> Iterable[Tree]:
@@ -61,13 +55,13 @@ class _PerWorkerDataset:
 
     Args:
         source: a dataset, or a function that makes one.
-        workers: the workers.
+        ask_kinds: returns the shapes and dtypes of some worker's next element.
     """
 
     _numbers = itertools.count()
 
-    def __init__(self, source: object, workers: Workers):
-        self.source, self.workers = source, workers
+    def __init__(self, source: object, ask_kinds: AskKinds):
+        self.source, self.ask_kinds = source, ask_kinds
         self.key = f"dataset {next(self._numbers)}"
         with scheduling.on_worker(0):
             self._element_spec = made(source).element_spec  # type: ignore[attr-defined]
@@ -130,7 +124,7 @@ class PerWorkerDistributedIterator(PerWorkerValue, ElementIterator):
             if all(isinstance(spec, TensorSpec) and spec.shape.is_fully_defined() for spec in specs):
                 self._known = tuple((tuple(spec.shape), jnp.dtype(spec.dtype).name) for spec in specs)
             else:
-                self._known = self.dataset.workers._kinds_of(self)
+                self._known = self.dataset.ask_kinds(self)
         return self._known
 
     def _push_back(self, element: Tree) -> None:
@@ -142,13 +136,13 @@ def kinds_of(element: Tree) -> Kinds:
     return tuple((tuple(array.shape), jnp.dtype(array.dtype).name) for array in element_arrays(element))
 
 
-def per_worker_dataset(source: object, workers: Workers) -> _PerWorkerDataset:
+def per_worker_dataset(source: object, ask_kinds: AskKinds) -> _PerWorkerDataset:
     """Returns a per-worker dataset of a dataset, or of a function that makes one."""
-    kind: Callable[[object, Workers], _PerWorkerDataset] = PerWorkerDatasetFromDataset
+    kind: type[_PerWorkerDataset] = PerWorkerDatasetFromDataset
     if callable(source) and not isinstance(source, (Dataset, DistributedDataset)):
         kind = PerWorkerDatasetFromDatasetFunction
     if is_function(source):
         source = source.python_function
     elif isinstance(source, DistributedDataset):  # for the strategy's one replica its batches come whole
         (source,) = source._sources
-    return kind(source, workers)
+    return kind(source, ask_kinds)

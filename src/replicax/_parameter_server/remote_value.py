@@ -61,13 +61,14 @@ class RemoteValueImpl(RemoteValue):
         self._error: BaseException | None = None
         self._traceback: types.TracebackType | None = None  # of the error, before anybody was told
 
-    def _set(self, make: Callable[[], Tree]) -> None:
+    def set_result(self, make: Callable[[], Tree]) -> None:
         """Notes the end of the closure, and what makes its result, for which nobody may ask."""
         if not self._ended.is_set():
             self._make = make
             self._ended.set()
 
-    def _fail(self, error: BaseException) -> None:
+    def set_error(self, error: BaseException) -> None:
+        """Notes the error of the closure."""
         if not self._ended.is_set():
             self._error, self._traceback = error, error.__traceback__
             self._ended.set()

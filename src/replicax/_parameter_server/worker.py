@@ -171,7 +171,7 @@ class Worker:
         session = self._session(request)
         iterator = session.iterators[request.head["iterator"]]
         element = _pulled(session, iterator)
-        iterator._push_back(element)
+        _push_back(iterator, element)
         return {"kinds": kinds_of(element)}, ()
 
     # Closures.
@@ -297,7 +297,7 @@ def _put_back(session: _Session, head: Mapping[str, Any], elements: list[Tree] |
     """Has later closures take the elements of one that does not run."""
     if not isinstance(elements, BaseException):
         for key, element in reversed([*zip(head["iterators"], elements)]):
-            session.iterators[key]._push_back(element)
+            _push_back(session.iterators[key], element)
 
 
 def _elements(session: _Session, head: Mapping[str, Any]) -> list[Tree]:
@@ -312,7 +312,7 @@ def _elements(session: _Session, head: Mapping[str, Any]) -> list[Tree]:
             taken.append((iterator, _pulled(session, iterator)))
     except BaseException:
         for iterator, element in reversed(taken):
-            iterator._push_back(element)
+            _push_back(iterator, element)
         raise
     return [element for _, element in taken]
 
@@ -330,6 +330,10 @@ def _failing(session: _Session, failures: int) -> Iterator[None]:
     except BaseException:
         session.failures = max(session.failures, failures + 1)
         raise
+
+
+def _push_back(iterator: ElementIterator, element: Tree) -> None:
+    iterator._push_back(element)
 
 
 def _pulled(session: _Session, iterator: ElementIterator) -> Tree:

@@ -9,7 +9,7 @@ import itertools
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, cast
 
 from replicax._base import frontend
@@ -205,31 +205,24 @@ class WorkerLink:
                 try:
                     begun = self._begin(session, closure)
                 except BaseException as error:
-                    return self._gave_up(session, closure, error)
+                    return self._give_up(session, closure, error)
             try:
                 self._run(session, closure, begun)
             except BaseException as error:
                 closure.may_have_run |= isinstance(error, _Gone)
-                self._gave_up(session, closure, error)
+                self._give_up(session, closure, error)
 
-    def _gave_up(self, session: _Session, closure: Closure, error: BaseException) -> None:
+    def _give_up(self, session: _Session, closure: Closure, error: BaseException) -> None:
         """Has a closure run again whose worker was lost, or fail."""
         if isinstance(error, _Gone):
             closure.lost += closure in (session.last or [closure])  # others only waited for their turn there
-            self._again(closure)
-        else:
-            self._queue.failed(closure, self, error)
-
-    def _again(self, closure: Closure) -> None:
-        """Has a closure run again, whose worker was lost."""
-        if closure.lost < MOST_LOST:
-            self._queue.put_back(closure, self)
-        else:
+            if closure.lost < MOST_LOST:
+                return self._queue.put_back(closure, self)
             error = UnavailableError(
                 f"A scheduled function was lost {closure.lost} times, each time with the worker that ran it, at last "
                 f"{self!r}. It may be what ends them, for want of memory for one."
             )
-            self._queue.failed(closure, self, error)
+        self._queue.failed(closure, self, error)
 
     def _begin(self, session: _Session, closure: ScheduledCall) -> Mapping[str, object]:
         """Sends what the worker lacks for a closure, and gives it its turn; returns what the worker is told of it."""
@@ -263,33 +256,27 @@ class WorkerLink:
             closure.plan.call_back(arrays[count:])
         self._queue.ended(closure, self, functools.partial(closure.plan.result, arrays[:count]))
 
-    def _answer(self, session: _Session, closure: ScheduledCall, begun: Mapping[str, object]) -> Answer:
+    def _answer(self, session: _Session, closure: ScheduledCall, head: Mapping[str, object]) -> Answer:
         """Returns what the worker makes of a closure."""
         try:
-            return self._in_turn(session, closure, begun)
+            while True:
+                with self._dropping(session, head):  # arguments may turn out to be such as cannot be sent
+                    places, given = closure.arrays()
+                    now = {"plan": closure.plan.key, "done": self._cluster.numbers.done, "values": places}
+                    answer, arrays = self._call(session, "run", {**head, **now}, given)
+                if "undecided" in answer:
+                    with self._dropping(session, head):
+                        closure.plan.call_back(arrays)
+                    done = self._cluster.numbers.done
+                    return self._call(session, "decide", {**head, "apply": True, "done": done})
+                if "kinds" not in answer:
+                    return answer, arrays
+                kinds = _kinds(answer["kinds"])  # of the elements that came, for which the worker has no program
+                with self._dropping(session, head):
+                    closure.plan = self._planner.planned_again(closure, kinds)
+                    self._send_plan(session, closure.plan)
         finally:
             session.begun.remove(closure)
-
-    def _in_turn(self, session: _Session, closure: ScheduledCall, head: Mapping[str, object]) -> Answer:
-        while True:
-            with self._dropping(session, head):  # arguments may turn out to be such as cannot be sent
-                places, given = closure.arrays()
-                now = {"plan": closure.plan.key, "done": self._cluster.numbers.done, "values": places}
-                answer, arrays = self._call(session, "run", {**head, **now}, given)
-            if "undecided" in answer:
-                return self._decided(session, head, functools.partial(closure.plan.call_back, arrays))
-            if "kinds" not in answer:
-                return answer, arrays
-            kinds = _kinds(answer["kinds"])  # of the elements that came, for which the worker has no program
-            with self._dropping(session, head):
-                closure.plan = self._planner.planned_again(closure, kinds)
-                self._send_plan(session, closure.plan)
-
-    def _decided(self, session: _Session, head: Mapping[str, object], call_back: Callable[[], None]) -> Answer:
-        """Calls the functions that a closure calls back, and has the worker go on if none of them raises."""
-        with self._dropping(session, head):
-            call_back()
-        return self._call(session, "decide", {**head, "apply": True, "done": self._cluster.numbers.done})
 
     @contextlib.contextmanager
     def _dropping(self, session: _Session, head: Mapping[str, object]) -> Iterator[None]:
