@@ -86,9 +86,8 @@ def simulate(function, args=(), servers=1, sharded=(), exported=False, together=
     parts, program, leaves, call = cut_of(function, args, servers, sharded, together)
     values = [leaf.variable._storage.read()[leaf.leaf] for leaf in leaves_of(program.level)]
     pulled = [jnp.asarray(x) for read in program.reads for x in element_arrays(read.element)]
-    news, results = program._taped(
-        [x for leaf, x in zip(leaves, values) if leaf.slot is not None], pulled, call.dynamic
-    )
+    read = [x for leaf, x in zip(leaves, values) if leaf.slot is not None]
+    news, results = program.executable.taped.function([], read, pulled, call.dynamic)
     runner = _Exported() if exported else jax.jit
     exchange, gathered = parts.exchange, []
     if parts.index is not None:
