@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from import_graph import Graph, Import, circles
 
 PACKAGE = Path(__file__).parents[1] / "src" / "replicax"
+
+# How often `replicax.tf` may say `Any` in 1,000 lines. Lower it when the number falls.
+MOST_ANY = 20
 
 # The packages from the lowest to the highest; each imports only from those before it. Above them are the modules at the
 # top, with the names that users import.
@@ -163,6 +167,15 @@ def names_from(door: str, tree: ast.Module) -> Iterator[str]:
                 yield from ast.literal_eval(node.args[1]).split()
             elif first.startswith("_core."):
                 yield first.removeprefix("_core.")
+
+
+def test_tf_says_any_in_few_places():
+    sources = [path.read_text(encoding="utf-8") for path in (PACKAGE / "tf").rglob("*.py")]
+    count, lines = len(re.findall(r"\bAny\b", "".join(sources))), "".join(sources).count("\n")
+    assert count <= MOST_ANY * lines / 1000, (
+        f"replicax.tf says `Any` {count} times in {lines} lines, expected at most {MOST_ANY} per 1,000: use the types "
+        "of `tf/_types.py`, a type variable or a protocol."
+    )
 
 
 def test_no_module_is_in_a_circle():

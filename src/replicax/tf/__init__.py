@@ -73,7 +73,7 @@ def _returning_values(function: _function.Function) -> _function.Function:
 def _values_of_variables(result: _Tree) -> _Tree:
     """Returns a structure with the values of the variables in it, those of Keras among them."""
 
-    def is_variable(leaf: Any) -> bool:
+    def is_variable(leaf: object) -> bool:
         return isinstance(leaf, _Variable) or _holds_variable(leaf)
 
     if not any(map(is_variable, _nest.leaves(result))):
@@ -99,7 +99,8 @@ class _VariableType(type(_Variable)):  # type: ignore[misc]
 
     def __instancecheck__(cls, value: object) -> bool:
         if cls is not Variable:
-            return super().__instancecheck__(value)
+            is_instance: bool = super().__instancecheck__(value)  # `bool` is a dtype here, but for type checkers
+            return is_instance
         return isinstance(value, (_Variable, *_imports.variable_classes))
 
     def __subclasscheck__(cls, kind: type) -> bool:

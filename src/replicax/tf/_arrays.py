@@ -80,7 +80,10 @@ def ones_like(
 def fill(dims: ShapeLike, value: TensorLike, name: str | None = None, layout: object = None) -> jax.Array | np.ndarray:
     """Returns a tensor filled with one value."""
     tensor = convert_to_tensor(value)
-    return (np if tensor.dtype == np.dtype(object) else jnp).broadcast_to(tensor, as_new_shape(dims))
+    result: jax.Array | np.ndarray = (np if tensor.dtype == np.dtype(object) else jnp).broadcast_to(
+        tensor, as_new_shape(dims)
+    )
+    return result
 
 
 def eye(
@@ -245,7 +248,7 @@ def stack(values: Sequence[TensorLike], axis: int = 0, name: str = "stack") -> j
 
 def _alike(values: Sequence[TensorLike]) -> list[jax.Array]:
     """Converts Python numbers and lists to the dtype of the tensors that are given with them."""
-    dtypes = [x.dtype for x in values if hasattr(x, "dtype")]
+    dtypes: list[np.dtype] = [getattr(x, "dtype") for x in values if hasattr(x, "dtype")]  # noqa: B009
     if not dtypes or len(dtypes) == len(values):
         return [convert_to_tensor(x) for x in values]
     return [convert_to_tensor(x) if hasattr(x, "dtype") else convert_to_tensor(x, dtypes[0]) for x in values]

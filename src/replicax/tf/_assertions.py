@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, TypeAlias
+import unittest
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from replicax.tf import _device_specs, _host, _nests, _ops
-from replicax.tf._core import InvalidArgumentError, RaggedTensor, ReplicaxError
+from replicax.tf._core import InvalidArgumentError, RaggedTensor, ReplicaxError, Tree
 from replicax.tf._types import DTypeLike, TensorLike
 
 _Expected: TypeAlias = "str | re.Pattern[str] | Callable[[Exception], object]"
@@ -26,13 +29,13 @@ _SHOWN = 10  # how many elements a message lists
 def as_array(value: TensorLike) -> np.ndarray:
     """Returns a value as an array; lists of rows of different lengths are an array of objects."""
     if hasattr(value, "numpy"):
-        value = value.numpy()
+        value = value.numpy()  # type: ignore[union-attr]
     elif hasattr(value, "__jax_array__"):  # variables of Keras
         value = _ops.convert_to_tensor(value)
     try:
         return np.asarray(value)
     except ValueError:
-        values: Any = value
+        values = list(value)  # type: ignore[arg-type]
         rows: np.ndarray = np.empty(len(values), dtype=object)
         rows[:] = [as_array(row) for row in values]
         return rows
@@ -55,12 +58,18 @@ def _said(msg: object) -> str:
     return f" {msg}" if msg else ""
 
 
-class TensorAssertions:
+if TYPE_CHECKING:
+    _Case: TypeAlias = unittest.TestCase
+else:
+    _Case = object
+
+
+class TensorAssertions(_Case):
     """Assertions about tensors, for a class of test cases of unittest."""
 
     # Equal, and close.
 
-    def assertAllEqual(self: Any, a: TensorLike, b: TensorLike, msg: object = None) -> None:
+    def assertAllEqual(self, a: TensorLike, b: TensorLike, msg: object = None) -> None:
         """Asserts that two arrays have the same shape and the same elements; NaN equals NaN."""
         if isinstance(a, RaggedTensor) or isinstance(b, RaggedTensor):
             self.assertEqual(_as_lists(a), _as_lists(b), msg)
@@ -72,7 +81,7 @@ class TensorAssertions:
         if not np.all(same):
             self.fail(f"Not equal:{_said(msg)}\n{_listed(~same, ('first', one), ('second', other))}")
 
-    def assertNotAllEqual(self: Any, a: TensorLike, b: TensorLike, msg: object = None) -> None:
+    def assertNotAllEqual(self, a: TensorLike, b: TensorLike, msg: object = None) -> None:
         """Asserts that two arrays differ in shape or in an element."""
         try:
             self.assertAllEqual(a, b)
@@ -81,7 +90,7 @@ class TensorAssertions:
         self.fail(f"The two values are equal at all elements.{_said(msg)}")
 
     def assertAllClose(
-        self: Any, a: TensorLike, b: TensorLike, rtol: float = 1e-6, atol: float = 1e-6, msg: object = None
+        self, a: TensorLike, b: TensorLike, rtol: float = 1e-6, atol: float = 1e-6, msg: object = None
     ) -> None:
         """Asserts that two arrays, or the arrays of two structures, differ by at most `atol + rtol * abs(b)`.
 
@@ -91,7 +100,7 @@ class TensorAssertions:
         _close(self, a, b, rtol, atol, msg, "")
 
     def assertAllCloseAccordingToType(
-        self: Any,
+        self,
         a: TensorLike,
         b: TensorLike,
         rtol: float = 1e-6,
@@ -114,7 +123,7 @@ class TensorAssertions:
         self.assertAllClose(one, other, rtol, atol, msg)
 
     def assertNotAllClose(
-        self: Any, a: TensorLike, b: TensorLike, rtol: float = 1e-6, atol: float = 1e-6, msg: object = None
+        self, a: TensorLike, b: TensorLike, rtol: float = 1e-6, atol: float = 1e-6, msg: object = None
     ) -> None:
         """Asserts that two arrays or structures differ by more in an element."""
         try:
@@ -123,27 +132,29 @@ class TensorAssertions:
             return
         self.fail(f"The two values are close at all elements.{_said(msg)}")
 
-    def assertNear(self: Any, f1: TensorLike, f2: TensorLike, err: float, msg: object = None) -> None:
+    def assertNear(self, f1: TensorLike, f2: TensorLike, err: float, msg: object = None) -> None:
         """Asserts that two numbers differ by at most `err`."""
         one, other = float(np.squeeze(as_array(f1))), float(np.squeeze(as_array(f2)))
         if one != other and not math.fabs(one - other) <= err:
             self.fail(f"{one} and {other} differ by {math.fabs(one - other)}, more than {err}.{_said(msg)}")
 
-    def assertArrayNear(self: Any, farray1: Any, farray2: Any, err: float, msg: object = None) -> None:
+    def assertArrayNear(
+        self, farray1: Sequence[float], farray2: Sequence[float], err: float, msg: object = None
+    ) -> None:
         """Asserts that two lists of numbers have the same length, and differ by at most `err` in each."""
         self.assertEqual(len(farray1), len(farray2), msg)
         for one, other in zip(farray1, farray2):
             self.assertNear(one, other, err, msg)
 
-    def assertNDArrayNear(
-        self: Any, ndarray1: TensorLike, ndarray2: TensorLike, err: float, msg: object = None
-    ) -> None:
+    def assertNDArrayNear(self, ndarray1: TensorLike, ndarray2: TensorLike, err: float, msg: object = None) -> None:
         """Asserts that the norm of the difference of two arrays is less than `err`."""
         distance = np.linalg.norm(as_array(ndarray1) - as_array(ndarray2))
         if not distance < err:
             self.fail(f"The norm of the difference is {distance}, not less than {err}.{_said(msg)}")
 
-    def assertDictEqual(self: Any, a: Any, b: Any, msg: object = None) -> None:
+    def assertDictEqual(  # type: ignore[override]  # of values that are tensors
+        self, a: Mapping[Any, TensorLike], b: Mapping[Any, TensorLike], msg: object = None
+    ) -> None:
         """Asserts that two dicts have the same keys, and equal values; floats are compared as by `assertAllClose`."""
         self.assertCountEqual(a.keys(), b.keys(), msg)
         for key, value in a.items():
@@ -152,27 +163,27 @@ class TensorAssertions:
 
     # Bounds.
 
-    def assertAllGreater(self: Any, a: TensorLike, comparison_target: Any) -> None:
+    def assertAllGreater(self, a: TensorLike, comparison_target: TensorLike) -> None:
         """Asserts that all elements are greater than a number."""
         self.assertGreater(np.min(as_array(a)), as_array(comparison_target))
 
-    def assertAllLess(self: Any, a: TensorLike, comparison_target: Any) -> None:
+    def assertAllLess(self, a: TensorLike, comparison_target: TensorLike) -> None:
         """Asserts that all elements are less than a number."""
         self.assertLess(np.max(as_array(a)), as_array(comparison_target))
 
-    def assertAllGreaterEqual(self: Any, a: TensorLike, comparison_target: Any) -> None:
+    def assertAllGreaterEqual(self, a: TensorLike, comparison_target: TensorLike) -> None:
         """Asserts that all elements are greater than a number, or equal to it."""
         self.assertGreaterEqual(np.min(as_array(a)), as_array(comparison_target))
 
-    def assertAllLessEqual(self: Any, a: TensorLike, comparison_target: Any) -> None:
+    def assertAllLessEqual(self, a: TensorLike, comparison_target: TensorLike) -> None:
         """Asserts that all elements are less than a number, or equal to it."""
         self.assertLessEqual(np.max(as_array(a)), as_array(comparison_target))
 
     def assertAllInRange(
-        self: Any,
+        self,
         target: TensorLike,
-        lower_bound: Any,
-        upper_bound: Any,
+        lower_bound: ArrayLike,
+        upper_bound: ArrayLike,
         open_lower_bound: bool = False,
         open_upper_bound: bool = False,
     ) -> None:
@@ -184,11 +195,13 @@ class TensorAssertions:
         below = array < upper_bound if open_upper_bound else array <= upper_bound
         outside = ~(above & below)  # of NaN both are false
         if outside.any():
-            bounds = f"{'(' if open_lower_bound else '['}{lower_bound}, {upper_bound}{')' if open_upper_bound else ']'}"
+            bounds = (
+                f"{'(' if open_lower_bound else '['}{lower_bound!s}, {upper_bound!s}{')' if open_upper_bound else ']'}"
+            )
             listed = _listed(outside, ("value", array))
             self.fail(f"{outside.sum()} of {array.size} elements are outside of the range {bounds}:\n{listed}")
 
-    def assertAllInSet(self: Any, target: TensorLike, expected_set: Collection[Any]) -> None:
+    def assertAllInSet(self, target: TensorLike, expected_set: Collection[object]) -> None:
         """Asserts that all elements are among some values."""
         others = np.setdiff1d(as_array(target), list(expected_set))
         if others.size:
@@ -196,19 +209,23 @@ class TensorAssertions:
 
     # Shapes, dtypes and devices.
 
-    def assertShapeEqual(self: Any, input_a: TensorLike, input_b: TensorLike, msg: object = None) -> None:
+    def assertShapeEqual(self, input_a: TensorLike, input_b: TensorLike, msg: object = None) -> None:
         """Asserts that two tensors or arrays have the same shape; raises `TypeError` for other values."""
-        arrays: list[Any] = [input_a, input_b]
-        for name, value in zip(("input_a", "input_b"), arrays):
+        for name, value in zip(("input_a", "input_b"), (input_a, input_b)):
             if not isinstance(value, (np.ndarray, np.generic, _host.Tensor)):
                 raise TypeError(f"{name} must be an array of NumPy or a tensor, got {type(value).__name__}.")
-        self.assertEqual(tuple(arrays[0].shape), tuple(arrays[1].shape), msg)
+        self.assertEqual(as_array(input_a).shape, as_array(input_b).shape, msg)
 
-    def assertDTypeEqual(self: Any, target: TensorLike, expected_dtype: DTypeLike) -> None:
+    def assertDTypeEqual(self, target: TensorLike, expected_dtype: DTypeLike) -> None:
         """Asserts that a value has a dtype."""
         self.assertEqual(as_array(target).dtype, np.dtype(expected_dtype))
 
-    def assertDeviceEqual(self: Any, device1: Any, device2: Any, msg: object = None) -> None:
+    def assertDeviceEqual(
+        self,
+        device1: _device_specs.DeviceSpec | str | None,
+        device2: _device_specs.DeviceSpec | str | None,
+        msg: object = None,
+    ) -> None:
         """Asserts that two names or `tf.DeviceSpec`s stand for the same device."""
         one, other = _device_specs.canonical_name(device1), _device_specs.canonical_name(device2)
         self.assertEqual(one, other, f"Devices {device1} and {device2} are not equal.{_said(msg)}")
@@ -217,7 +234,7 @@ class TensorAssertions:
 
     @contextlib.contextmanager
     def assertRaisesWithPredicateMatch(
-        self: Any, exception_type: type[Exception], expected_err_re_or_predicate: _Expected
+        self, exception_type: type[Exception], expected_err_re_or_predicate: _Expected
     ) -> Iterator[None]:
         """Returns a context that must raise an error whose text matches a pattern, or for which a function is true."""
         expected = expected_err_re_or_predicate
@@ -231,16 +248,18 @@ class TensorAssertions:
         else:
             self.fail(f"{exception_type.__name__} was not raised.")
 
-    def assertRaisesOpError(self: Any, expected_err_re_or_predicate: _Expected) -> Any:
+    def assertRaisesOpError(self, expected_err_re_or_predicate: _Expected) -> AbstractContextManager[None]:
         """Returns a context that must raise a `tf.errors.OpError` which matches."""
         return self.assertRaisesWithPredicateMatch(ReplicaxError, expected_err_re_or_predicate)
 
-    def assertRaisesIncompatibleShapesError(self: Any, exception_type: type[Exception] = InvalidArgumentError) -> Any:
+    def assertRaisesIncompatibleShapesError(
+        self, exception_type: type[Exception] = InvalidArgumentError
+    ) -> AbstractContextManager[None]:
         """Returns a context that must raise an error about shapes that do not fit together."""
         return self.assertRaisesWithPredicateMatch(exception_type, _WRONG_SHAPES)
 
 
-def _pair(case: Any, a: TensorLike, b: TensorLike, msg: object) -> tuple[np.ndarray, np.ndarray]:
+def _pair(case: unittest.TestCase, a: TensorLike, b: TensorLike, msg: object) -> tuple[np.ndarray, np.ndarray]:
     one, other = as_array(a), as_array(b)
     if one.shape != other.shape:
         contents = f", with contents {other}" if other.size < 500 else ""
@@ -248,7 +267,7 @@ def _pair(case: Any, a: TensorLike, b: TensorLike, msg: object) -> tuple[np.ndar
     return one, other
 
 
-def _close(case: Any, a: Any, b: Any, rtol: float, atol: float, msg: object, where: str) -> None:
+def _close(case: unittest.TestCase, a: Tree, b: Tree, rtol: float, atol: float, msg: object, where: str) -> None:
     a, b = _plain(a), _plain(b)
     if isinstance(a, Mapping) != isinstance(b, Mapping):
         raise ValueError(f"Can't compare dict to non-dict, a{where} vs b{where}.{_said(msg)}")
@@ -275,18 +294,18 @@ def _close(case: Any, a: Any, b: Any, rtol: float, atol: float, msg: object, whe
         )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Tree) -> Tree:
     """Returns a named tuple as a dict, and ragged rows as lists."""
     if hasattr(value, "_asdict"):
         return value._asdict()
     return _as_lists(value) if isinstance(value, RaggedTensor) else value
 
 
-def _holds_structures(values: Any) -> bool:
+def _holds_structures(values: Sequence[Tree]) -> bool:
     return any(isinstance(leaf, RaggedTensor) for leaf in _nests.flatten(values)) or any(
         isinstance(value, Mapping) for value in values
     )
 
 
-def _as_lists(value: Any) -> Any:
+def _as_lists(value: TensorLike) -> object:
     return value.to_list() if isinstance(value, RaggedTensor) else as_array(value).tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -17,12 +17,12 @@ from replicax.tf._types import DTypeLike, TensorLike
 # The dtypes or specs of results: of one, or of several.
 _Kind: TypeAlias = "TensorSpec | DTypeLike | None"
 _Kinds: TypeAlias = "_Kind | list[_Kind] | tuple[_Kind, ...]"
+_Function: TypeAlias = "Callable[..., Tree] | None"
+_Inputs: TypeAlias = "Iterable[TensorLike] | None"
 _INSTEAD = "Pass `Tout` as tf.TensorSpec with known shapes, or call it outside of compiled code."
 
 
-def _called(
-    func: Callable[..., Tree], inp: Iterable[TensorLike], tout: _Kinds, given: Callable[[TensorLike], object]
-) -> Tree:
+def _called(func: Callable[..., Tree], inp: _Inputs, tout: _Kinds, given: Callable[[TensorLike], object]) -> Tree:
     """Calls `func` with the inputs, converted by `given`, and converts its results (one, a list or none) to `tout`."""
     modes.check_state()
     several = isinstance(tout, (list, tuple))
@@ -38,26 +38,28 @@ def _called(
         return values
 
     if frames.is_tracing():
-        out = _from_program(results, [convert_to_tensor(x) for x in inp], kinds)
+        out = _from_program(results, [convert_to_tensor(x) for x in inp or ()], kinds)
     else:
-        inputs = [convert_to_tensor(x) for x in inp]
+        inputs = [convert_to_tensor(x) for x in inp or ()]
         out = [_as(value, _dtype(kind)) for value, kind in zip(results(*inputs), kinds)]
     return out if several else out[0]
 
 
 def _from_program(
-    results: Callable[..., list[TensorLike]], inputs: list[jax.Array], kinds: list[Any]
+    results: Callable[..., list[TensorLike]], inputs: list[jax.Array], kinds: list[_Kind]
 ) -> list[jax.Array]:
-    if not all(isinstance(kind, TensorSpec) and kind.shape.is_fully_defined() for kind in kinds):
+    specs = [kind for kind in kinds if isinstance(kind, TensorSpec) and kind.shape.is_fully_defined()]
+    if len(specs) < len(kinds):
         for value in [*inputs, jnp.zeros(())]:  # the function around it then runs on the host
             known(value, "An argument of a Python function", _INSTEAD)
-    shapes = [jax.ShapeDtypeStruct(tuple(kind.shape), kind.dtype) for kind in kinds]
+    shapes = [jax.ShapeDtypeStruct(tuple(spec.shape), spec.dtype) for spec in specs]
 
     def on_host(*arrays: jax.Array) -> list[np.ndarray]:
         values = results(*map(np.asarray, arrays))
         return [np.asarray(value, shape.dtype).reshape(shape.shape) for value, shape in zip(values, shapes)]
 
-    return io_callback(on_host, shapes, *inputs)
+    result: list[jax.Array] = io_callback(on_host, shapes, *inputs)
+    return result
 
 
 def _dtype(kind: _Kind) -> np.dtype:
@@ -70,7 +72,7 @@ def _as(value: TensorLike, dtype: np.dtype) -> jax.Array:
     return convert_to_tensor(np.asarray(value).astype(dtype))
 
 
-def py_function(func: Any = None, inp: Any = None, Tout: _Kinds = None, name: str | None = None) -> Any:
+def py_function(func: _Function = None, inp: _Inputs = None, Tout: _Kinds = None, name: str | None = None) -> Tree:
     """Calls a Python function with tensors, whenever the program runs; also a decorator, `@tf.py_function(Tout=...)`.
 
     It is not differentiable.
@@ -88,12 +90,12 @@ def py_function(func: Any = None, inp: Any = None, Tout: _Kinds = None, name: st
 
 
 def numpy_function(
-    func: Any = None,
-    inp: Any = None,
+    func: _Function = None,
+    inp: _Inputs = None,
     Tout: _Kinds = None,
     stateful: bool = True,
     name: str | None = None,
-) -> Any:
+) -> Tree:
     """Calls a Python function that takes and returns numpy arrays, like `py_function`."""
     if func is None:
         return lambda func: lambda *args: numpy_function(func, args, Tout)

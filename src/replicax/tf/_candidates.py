@@ -10,8 +10,8 @@ from __future__ import annotations
 import csv
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, SupportsInt, TypeAlias
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple, SupportsInt, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -36,22 +36,22 @@ class Candidates(NamedTuple):
         sampled_expected_count: the same for each sampled class, `[num_sampled]`.
     """
 
-    sampled_candidates: Any
-    true_expected_count: Any
-    sampled_expected_count: Any
+    sampled_candidates: jax.Array
+    true_expected_count: jax.Array
+    sampled_expected_count: jax.Array
 
 
 class AccidentalHits(NamedTuple):
     """Which sampled classes are true classes: rows of true classes, positions of samples, and what to add to logits."""
 
-    indices: Any
-    ids: Any
-    weights: Any
+    indices: jax.Array
+    ids: jax.Array
+    weights: jax.Array
 
 
 # How a class is drawn, and its probability; `weights` is None or the probabilities of all classes.
-_Ids = Callable[[jax.Array, int, int, Any], jax.Array]
-_Probability = Callable[[jax.Array, int, Any], jax.Array]
+_Ids: TypeAlias = Callable[..., jax.Array]
+_Probability: TypeAlias = Callable[..., jax.Array]
 
 
 def _log_uniform_ids(key: jax.Array, count: int, classes: int, weights: None) -> jax.Array:
@@ -114,11 +114,15 @@ def _different(ids: Callable[[jax.Array], jax.Array], key: jax.Array, count: int
 
 
 @functools.cache
-def _sampler(distribution: tuple[_Ids, _Probability], count: int, classes: int, unique: bool) -> Callable[..., Any]:
+def _sampler(
+    distribution: tuple[_Ids, _Probability], count: int, classes: int, unique: bool
+) -> Callable[..., tuple[jax.Array, ...]]:
     """Returns what draws from a key: one program for these arguments."""
     draw, probability = distribution
 
-    def sample(key: jax.Array, shape: None, dtype: None, true: jax.Array, weights: Any = None) -> tuple[jax.Array, ...]:
+    def sample(
+        key: jax.Array, shape: None, dtype: None, true: jax.Array, weights: jax.Array | None = None
+    ) -> tuple[jax.Array, ...]:
         def ids(key: jax.Array) -> jax.Array:
             return draw(key, count, classes, weights)
 
@@ -140,7 +144,7 @@ def _sampled(
     sizes: tuple[int, int, int],
     unique: bool,
     seed: SupportsInt | None,
-    *weights: Any,
+    *weights: object,
 ) -> Candidates:
     num_true, count, classes = map(int, sizes)
     true = _true(true_classes, num_true)
@@ -266,9 +270,9 @@ class _Learned:
     """How often each class was a true one, for each place that calls the sampler with these arguments."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[Any, ...], ResourceVariable] = {}
+        self._counts: dict[tuple[Hashable, ...], ResourceVariable] = {}
 
-    def of(self, *key: Any, classes: int) -> ResourceVariable:
+    def of(self, *key: object, classes: int) -> ResourceVariable:
         if key not in self._counts:
             with jax.ensure_compile_time_eval():
                 counts = ResourceVariable(np.ones(classes, np.float32), trainable=False, name="unigrams")
@@ -322,7 +326,7 @@ def all_candidate_sampler(
     """Returns the classes from 0 up to `num_sampled`, each of which is expected once: for tests, and exact losses."""
     true, count = _true(true_classes, int(num_true)), int(num_sampled)
     ones = np.ones(true.shape, np.float32), np.ones(count, np.float32)
-    return Candidates(*map(convert_to_tensor, (np.arange(count), *ones)))
+    return Candidates(*[convert_to_tensor(part) for part in (np.arange(count), *ones)])
 
 
 def last_of_each(sampled: jax.Array | np.ndarray) -> jax.Array:
@@ -352,7 +356,7 @@ def compute_accidental_hits(
     sampled = np.asarray(known(convert_to_tensor(sampled_candidates), *what))
     rows, _, positions = np.nonzero((true[:, :, None] == sampled) & np.asarray(last_of_each(sampled)))
     found = rows.astype(np.int32), positions, np.full(len(rows), np.finfo(np.float32).min)
-    return AccidentalHits(*map(convert_to_tensor, found))
+    return AccidentalHits(*[convert_to_tensor(part) for part in found])
 
 
 operations(globals())

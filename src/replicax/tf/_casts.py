@@ -20,10 +20,10 @@ from replicax.tf._types import DTypeLike, TensorLike
 
 @static
 @_operations.on_values(1)
-def cast(x: TensorLike | IndexedSlices, dtype: DTypeLike, name: str | None = None) -> Any:
+def cast(x: TensorLike | IndexedSlices, dtype: DTypeLike, name: str | None = None) -> jax.Array:
     """Casts the tensor to another dtype: floats are truncated to integers, complex numbers to their real part."""
     if isinstance(x, IndexedSlices):
-        return IndexedSlices(cast(x.values, dtype), x.indices, x.dense_shape)
+        return IndexedSlices(cast(x.values, dtype), x.indices, x.dense_shape)  # type: ignore[return-value]
     tensor, dtype = convert_to_tensor(x), as_dtype(dtype)
     if jnp.iscomplexobj(tensor) and not jnp.issubdtype(dtype, jnp.complexfloating) and dtype != np.bool_:
         tensor = jnp.real(tensor)

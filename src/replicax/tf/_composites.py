@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -14,15 +13,16 @@ from replicax.tf._core import InvalidArgumentError, RaggedTensor, SparseTensor
 from replicax.tf._host import jnp
 from replicax.tf._op_tables import beside
 from replicax.tf._ops import convert_to_tensor, is_known, known
+from replicax.tf._types import Composed, Rows, TensorLike
 
 
-def operands_of(op: Callable[..., Any], call: inspect.BoundArguments) -> dict[str, Any]:
+def operands_of(op: Callable[..., object], call: inspect.BoundArguments) -> dict[str, TensorLike]:
     """Return the operands of a call of an elementwise operation, by the names of their parameters."""
     names = list(call.signature.parameters)[: op.operands]  # type: ignore[attr-defined]
     return {key: call.arguments[key] for key in names if key in call.arguments}
 
 
-def on_values(op: Callable[..., Any], name: str, call: inspect.BoundArguments) -> Any:
+def on_values(op: Callable[..., Rows], name: str, call: inspect.BoundArguments) -> RaggedTensor | None:
     """Compute an elementwise operation with the values of its ragged operands, and return a RaggedTensor.
 
     Other operands are broadcast: scalars, tensors with one element for each row, `[rows, 1]`, and tensors of the
@@ -39,7 +39,7 @@ def on_values(op: Callable[..., Any], name: str, call: inspect.BoundArguments) -
     return None if values is None else first.with_flat_values(values)  # an assertion returns None
 
 
-def _values_beside(value: Any, ragged: RaggedTensor, name: str) -> Any:
+def _values_beside(value: TensorLike, ragged: RaggedTensor, name: str) -> TensorLike:
     """Return an operand in the form that the values of `ragged` take."""
     values = ragged.flat_values
     if isinstance(value, RaggedTensor):
@@ -47,7 +47,8 @@ def _values_beside(value: Any, ragged: RaggedTensor, name: str) -> Any:
         if value.flat_values.ndim == values.ndim:
             return value.flat_values
         raise _mismatch(name, ragged, value)
-    if np.ndim(value) == 0 or np.ndim(value) < values.ndim:
+    rank = np.ndim(value)  # type: ignore[arg-type]  # an array, a number or a list
+    if rank == 0 or rank < values.ndim:
         return value
     tensor = beside(value, values)
     outer = ragged.ragged_rank + 1  # the dimensions that `flat_values` has as one
@@ -72,19 +73,18 @@ def check_splits(ragged: Sequence[RaggedTensor], name: str) -> None:
     for other in ragged[1:]:
         if len(first) != len(other.nested_row_splits):
             raise _mismatch(name, ragged[0], other)
-        pairs: list[tuple[Any, Any]] = list(zip(first, other.nested_row_splits))
-        for ours, theirs in pairs:
+        for ours, theirs in zip(first, other.nested_row_splits):
             if ours is theirs:
                 continue
             if ours.shape != theirs.shape:
                 raise InvalidArgumentError(_different_splits(name, ours, theirs))
             if is_known(ours) and is_known(theirs):
                 ours, theirs = known(ours, "Splits", ""), known(theirs, "Splits", "")
-            same: Any = (np if type(ours) is type(theirs) is np.ndarray else jnp).all(ours == theirs)
+            same: jax.Array = (np if type(ours) is type(theirs) is np.ndarray else jnp).all(ours == theirs)
             _debugging.check(same, lambda a, b: _different_splits(name, a, b), ours, theirs)
 
 
-def _different_splits(name: str, ours: Any, theirs: Any) -> str:
+def _different_splits(name: str, ours: jax.Array | np.ndarray, theirs: jax.Array | np.ndarray) -> str:
     texts = [
         f"[{x.shape[0]}]" if isinstance(x, jax.core.Tracer) else str(np.asarray(x).tolist()) for x in (ours, theirs)
     ]
@@ -94,7 +94,7 @@ def _different_splits(name: str, ours: Any, theirs: Any) -> str:
     )
 
 
-def _mismatch(name: str, ragged: RaggedTensor, other: Any) -> InvalidArgumentError:
+def _mismatch(name: str, ragged: RaggedTensor, other: Rows) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"{name}: Incompatible shapes: a RaggedTensor of shape {list(ragged.shape)} vs. {list(other.shape)}. The other "
         "operand must be a scalar, a tensor with one element for each row, [rows, 1], or a RaggedTensor with the same "
@@ -102,7 +102,7 @@ def _mismatch(name: str, ragged: RaggedTensor, other: Any) -> InvalidArgumentErr
     )
 
 
-def scale(op: Callable[..., Any], sparse: SparseTensor, dense: Any) -> SparseTensor:
+def scale(op: Callable[..., Composed], sparse: SparseTensor, dense: TensorLike) -> SparseTensor:
     """Return `op` of the values of a sparse tensor and of the elements of a dense one at the same places.
 
     Raises:

@@ -6,18 +6,19 @@ import functools
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from replicax.tf._core import as_dtype
+from replicax.tf._types import DTypeLike, TensorLike
 
 
 class _Conversion(NamedTuple):
     priority: int
     number: int
     kinds: type | tuple[type, ...]
-    function: Callable[..., Any]
+    function: Callable[..., TensorLike]
 
 
 # All conversions, in the order in which they are tried: by priority, and by when they were registered.
@@ -25,7 +26,7 @@ registered: list[_Conversion] = []
 
 
 def register_tensor_conversion_function(
-    base_type: type | tuple[type, ...], conversion_func: Callable[..., Any], priority: int = 100
+    base_type: type | tuple[type, ...], conversion_func: Callable[..., TensorLike], priority: int = 100
 ) -> None:
     """Has `convert_to_tensor`, and all operations, convert the objects of a class by a function.
 
@@ -51,20 +52,19 @@ def register_tensor_conversion_function(
 
 
 @functools.cache
-def _for_kind(kind: type) -> tuple[Callable[..., Any], ...]:
+def _for_kind(kind: type) -> tuple[Callable[..., TensorLike], ...]:
     # Lists have a conversion of their own, which comes before later ones of the same priority.
     most = 99 if issubclass(kind, (list, tuple)) else math.inf
     return tuple(each.function for each in registered if each.priority <= most and issubclass(kind, each.kinds))
 
 
-def converted(value: Any, dtype: Any = None, name: str | None = None) -> Any:
+def converted(value: TensorLike, dtype: DTypeLike | None = None, name: str | None = None) -> TensorLike:
     """Returns a value as the function converts it that is registered for its class; without one the value itself.
 
     Raises:
         RuntimeError: the tensor has another dtype than the one that was asked for.
     """
-    kind: Any = type(value)
-    for function in _for_kind(kind):
+    for function in _for_kind(type(value)):  # type: ignore[arg-type]  # a class is hashable
         found = function(value, dtype=dtype, name=name, as_ref=False)
         if found is NotImplemented:
             continue

@@ -209,7 +209,8 @@ def _transposed(
     expected = jax.eval_shape(forward, shape).shape
     if expected != x.shape:
         raise ValueError(f"output_shape {list(shape.shape)} needs an input of shape {expected}, got {tuple(x.shape)}.")
-    return jax.linear_transpose(forward, shape)(x)[0]
+    result: jax.Array = jax.linear_transpose(forward, shape)(x)[0]
+    return result
 
 
 def conv_transpose(
@@ -261,7 +262,8 @@ def _max(
 ) -> jax.Array:
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     least = np.asarray(-np.inf if floating else jnp.iinfo(x.dtype).min, x.dtype)
-    return lax.reduce_window(x, least, jax.lax.max, window, strides, padding, window_dilation=dilations)
+    result: jax.Array = lax.reduce_window(x, least, jax.lax.max, window, strides, padding, window_dilation=dilations)
+    return result
 
 
 def _mean(
@@ -273,7 +275,8 @@ def _mean(
         lax.reduce_window(y, zero, jax.lax.add, window, strides, padding, window_dilation=dilations)
         for y in (x, jnp.ones_like(x))
     )
-    return total / count
+    result: jax.Array = total / count
+    return result
 
 
 def _pool(

@@ -10,9 +10,10 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 
 from replicax.tf._core import (
@@ -24,17 +25,21 @@ from replicax.tf._core import (
     as_dtype,
     as_host,
     as_tensor,
+    data,
     names_of,
     opened,
     record_compression,
     skipped,
 )
 from replicax.tf._datasets import Dataset
-from replicax.tf._features import default_of
+from replicax.tf._features import Feature, default_of
 from replicax.tf._parse import strings_of
-from replicax.tf._types import TensorLike
+from replicax.tf._types import DTypeLike, TensorLike
 from replicax.tf._wire import BYTES
 
+_Value: TypeAlias = "int | float | bytes | None"
+_Default: TypeAlias = "TensorLike | DTypeLike"  # a dtype for a column that must have a value
+_Pattern: TypeAlias = "str | bytes | os.PathLike[str] | Iterable[str | bytes | os.PathLike[str]]"
 _STRING = np.dtype(object)
 _CODE = ("utf-8", "surrogateescape")  # any bytes become text, and the same bytes again
 
@@ -42,7 +47,7 @@ _CODE = ("utf-8", "surrogateescape")  # any bytes become text, and the same byte
 class _Column:
     """What is known of a column: its dtype, and its default; `needed` where there is none."""
 
-    def __init__(self, default: Any):
+    def __init__(self, default: _Default):
         if isinstance(default, (type, np.dtype)):
             self.dtype, self.needed, self.default = as_dtype(default), True, None
         else:
@@ -51,7 +56,7 @@ class _Column:
             self.default = array.ravel()[0] if array.size else None
         if self.dtype not in [np.dtype(x) for x in (np.float32, np.float64, np.int32, np.int64, object)]:
             raise TypeError(f"A column is of int32, int64, float32, float64 or string, got {self.dtype}.")
-        parsers: dict[str, Callable[[str], Any]] = {"i": self._integer, "f": float, "O": self._text}
+        parsers: dict[str, Callable[[str], _Value]] = {"i": self._integer, "f": float, "O": self._text}
         self.parse = parsers[self.dtype.kind]
 
     def _integer(self, text: str) -> int:
@@ -64,7 +69,7 @@ class _Column:
     def _text(text: str) -> bytes:
         return text.encode(*_CODE)
 
-    def array(self, values: list[Any]) -> np.ndarray:
+    def array(self, values: Sequence[_Value]) -> np.ndarray:
         """Returns values of the column as an array."""
         return default_of(values, BYTES) if self.dtype == _STRING else np.array(values, self.dtype)
 
@@ -72,7 +77,9 @@ class _Column:
 class _Format:
     """How lines are divided into fields, and what the fields are."""
 
-    def __init__(self, defaults: Iterable[Any], delimiter: str, quotes: bool, na: str, chosen: Sequence[int] | None):
+    def __init__(
+        self, defaults: Iterable[_Default], delimiter: str, quotes: bool, na: str, chosen: Sequence[int] | None
+    ):
         self.columns = [_Column(default) for default in defaults]
         self.na, self.chosen = na, None if chosen is None else list(chosen)
         if self.chosen is not None:
@@ -98,7 +105,7 @@ class _Format:
             )
         return next(_read(self.reader(io.StringIO(line, newline="")), "A record"), [])
 
-    def values(self, fields: list[str], where: str) -> list[Any]:
+    def values(self, fields: list[str], where: str) -> list[_Value]:
         """Returns the values of one record."""
         if self.chosen is None:
             if len(fields) != len(self.columns):
@@ -125,13 +132,13 @@ class _Format:
 
 def decode_csv(
     records: TensorLike,
-    record_defaults: Sequence[Any],
+    record_defaults: Sequence[_Default],
     field_delim: str = ",",
     use_quote_delim: bool = True,
     na_value: str = "",
     select_cols: Sequence[int] | None = None,
     name: str | None = None,
-) -> list[Any]:
+) -> list[jax.Array]:
     """Parses lines of comma-separated values.
 
     Args:
@@ -176,7 +183,7 @@ class CsvDataset(Dataset):
     def __init__(
         self,
         filenames: object,
-        record_defaults: Iterable[Any],
+        record_defaults: Iterable[_Default],
         compression_type: str | None = None,
         buffer_size: int | None = None,
         header: bool = False,
@@ -236,12 +243,12 @@ def _kind_of(text: str) -> int:
 
 
 def make_csv_dataset(
-    file_pattern: Any,
+    file_pattern: _Pattern,
     batch_size: int,
     column_names: Sequence[str] | None = None,
-    column_defaults: Sequence[Any] | None = None,
+    column_defaults: Sequence[_Default] | None = None,
     label_name: str | None = None,
-    select_columns: Sequence[Any] | None = None,
+    select_columns: Sequence[str | int] | None = None,
     field_delim: str = ",",
     use_quote_delim: bool = True,
     na_value: str = "",
@@ -257,7 +264,7 @@ def make_csv_dataset(
     compression_type: str | None = None,
     ignore_errors: bool = False,
     encoding: str = "utf-8",
-) -> Any:
+) -> Dataset:
     """Returns a dataset of batches of the lines of CSV files: dicts from the names of columns to vectors.
 
     Args:
@@ -309,7 +316,7 @@ def make_csv_dataset(
     own = [names[i] for i in chosen]
     if label_name is not None and label_name not in own:
         raise ValueError(f"`label_name` provided must be one of the columns: {own}. Received: {label_name}.")
-    lines: Any = CsvDataset(
+    lines: Dataset = CsvDataset(
         files, column_defaults, compression_type, header=header, field_delim=field_delim,
         use_quote_delim=use_quote_delim, na_value=na_value, select_cols=None if len(own) == len(names) else chosen,
     )  # fmt: skip
@@ -327,7 +334,7 @@ def _check_lengths(rows: list[list[str]], expected: int) -> list[list[str]]:
     return rows
 
 
-def _matching(file_pattern: Any) -> list[str]:
+def _matching(file_pattern: _Pattern) -> list[str]:
     """Returns the names of the files that match a pattern, or one of several."""
     patterns = [file_pattern] if isinstance(file_pattern, (str, bytes, os.PathLike)) else list(file_pattern)
     files = sorted({name for pattern in patterns for name in glob.glob(os.fsdecode(pattern))})
@@ -337,15 +344,15 @@ def _matching(file_pattern: Any) -> list[str]:
 
 
 def _batches(
-    lines: Any, names: list[str], label: str | None, size: int, epochs: int | None, shuffle: bool, buffer: int,
+    lines: Dataset, names: list[str], label: str | None, size: int, epochs: int | None, shuffle: bool, buffer: int,
     seed: int | None,
-) -> Any:  # fmt: skip
+) -> Dataset:  # fmt: skip
     """Returns batches of lines, as dicts."""
     lines = lines.shuffle(buffer, seed) if shuffle else lines
     lines = lines.repeat(epochs) if epochs != 1 else lines
     batches = lines.batch(size, drop_remainder=epochs is None)
 
-    def named(*columns: Any) -> Any:
+    def named(*columns: Tree) -> Tree:
         features = collections.OrderedDict(zip(names, columns))
         return features if label is None else (features, features.pop(label))
 
@@ -353,12 +360,12 @@ def _batches(
 
 
 def make_batched_features_dataset(
-    file_pattern: Any,
+    file_pattern: _Pattern,
     batch_size: int,
-    features: Any,
-    reader: Any = None,
+    features: Mapping[str, Feature],
+    reader: Callable[..., data.Dataset] | None = None,
     label_key: str | None = None,
-    reader_args: Sequence[Any] | None = None,
+    reader_args: Sequence[object] | None = None,
     num_epochs: int | None = None,
     shuffle: bool = True,
     shuffle_buffer_size: int = 10000,
@@ -368,7 +375,7 @@ def make_batched_features_dataset(
     parser_num_threads: int | None = None,
     sloppy_ordering: bool = False,
     drop_final_batch: bool = False,
-) -> Any:
+) -> data.Dataset:
     """Returns a dataset of batches of `tf.train.Example`s, parsed: dicts of tensors by the keys of `features`.
 
     Args:
@@ -389,12 +396,12 @@ def make_batched_features_dataset(
     if label_key is not None and label_key not in features:
         raise ValueError(f"`label_key` provided must be one of the features: {list(features)}, got {label_key!r}.")
     files = _matching(file_pattern)
-    records = (reader or TFRecordDataset)(files, *(reader_args or ()))
+    records = (reader or TFRecordDataset)(files, *(reader_args or ()))  # type: ignore[arg-type]
     records = records.shuffle(shuffle_buffer_size, shuffle_seed) if shuffle else records
     records = records.repeat(num_epochs) if num_epochs != 1 else records
     batches = records.batch(batch_size, drop_remainder=drop_final_batch or num_epochs is None)
 
-    def parsed(serialized: Any) -> Any:
+    def parsed(serialized: Tree) -> Tree:
         found = parse_example(serialized, features)
         return found if label_key is None else (found, found.pop(label_key))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 
@@ -22,7 +20,7 @@ def ctc_loss(
     label_length: TensorLike,
     logit_length: TensorLike,
     logits_time_major: bool = True,
-    unique: Any = None,
+    unique: TensorLike = None,
     blank_index: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
@@ -92,7 +90,7 @@ def _losses(scores: jax.Array, targets: jax.Array, lengths: jax.Array, counted: 
     return -jnp.where(lengths > 0, jnp.logaddexp(last, label), last)
 
 
-def ctc_unique_labels(labels: TensorLike, name: str | None = None) -> tuple[Any, Any]:
+def ctc_unique_labels(labels: TensorLike, name: str | None = None) -> tuple[jax.Array, jax.Array]:
     """Returns the distinct labels of each row, and for each label its place among them; for `ctc_loss`."""
     rows = known(convert_to_tensor(labels), "Labels", "Give NumPy's.")
     found = [np.unique(row, return_index=True, return_inverse=True) for row in rows]
@@ -105,7 +103,9 @@ def ctc_unique_labels(labels: TensorLike, name: str | None = None) -> tuple[Any,
     return convert_to_tensor(distinct), convert_to_tensor(places)
 
 
-def collapse_repeated(labels: TensorLike, seq_length: TensorLike, name: str | None = None) -> tuple[Any, Any]:
+def collapse_repeated(
+    labels: TensorLike, seq_length: TensorLike, name: str | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Returns rows of labels without those that equal the label before, and how long they are now."""
     rows = known(convert_to_tensor(labels), "Labels", "Give NumPy's.")
     lengths = known(convert_to_tensor(seq_length), "seq_length", "Give NumPy's.")

@@ -5,15 +5,19 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from replicax.tf._core import (
     AutotuneOptions,
+    DatasetIterator,
     Leaf,
     OptimizationOptions,
+    Optional,
     OutOfRangeError,
     ServiceOptions,
     ThreadingOptions,
@@ -22,9 +26,11 @@ from replicax.tf._core import (
     data,
 )
 from replicax.tf._datasets import Dataset
+from replicax.tf._features import Feature
 from replicax.tf._ops import as_int
+from replicax.tf._types import ShapeLike
 
-_Apply: TypeAlias = Callable[[Any], Any]
+_Apply: TypeAlias = Callable[[data.Dataset], data.Dataset]
 
 # Arguments of methods that the functions do not have.
 _NEWER = ("self", "name", "rerandomize_each_iteration", "wait", "checkpoint_args")
@@ -34,7 +40,7 @@ def _applied(method: str) -> Callable[..., _Apply]:
     """Returns a function with the arguments of a method of datasets, which returns a function for `apply`."""
     of_dataset = getattr(Dataset, method)
 
-    def transformation(*args: Any, **kwargs: Any) -> _Apply:
+    def transformation(*args: object, **kwargs: object) -> _Apply:
         return lambda dataset: getattr(dataset, method)(*args, **kwargs)
 
     functools.update_wrapper(transformation, of_dataset)
@@ -63,14 +69,14 @@ class TFRecordWriter:
     def __init__(self, filename: str, compression_type: str | None = None):
         self._filename, self._compression = filename, compression_type
 
-    def write(self, dataset: Any) -> None:
+    def write(self, dataset: data.Dataset) -> None:
         """Writes all elements."""
         with data.TFRecordWriter(self._filename, self._compression) as writer:
             for record in dataset.as_numpy_iterator():
                 writer.write(record)
 
 
-def at(dataset: Any, index: int) -> Tree:
+def at(dataset: data.Dataset, index: int) -> Tree:
     """Returns the element of this number; raises `OutOfRangeError` if there is none."""
     count, number = int(dataset.cardinality()), as_int(index, "index")
     if number >= 0 and (count < 0 or number < count):
@@ -79,7 +85,7 @@ def at(dataset: Any, index: int) -> Tree:
     raise OutOfRangeError(f"Index out of range [0, {count}):{number}")
 
 
-def cardinality(dataset: Any) -> Leaf:
+def cardinality(dataset: data.Dataset) -> Leaf:
     """Returns the number of elements; `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY` if it is infinite or unknown."""
     return dataset.cardinality()
 
@@ -89,17 +95,19 @@ def copy_to_device(target_device: str, source_device: str = "/cpu:0") -> _Apply:
     return lambda dataset: dataset
 
 
-def choose_from_datasets(datasets: Any, choice_dataset: Any, stop_on_empty_dataset: bool = False) -> Any:
+def choose_from_datasets(
+    datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = False
+) -> Dataset:
     """Returns elements of the datasets, in the order in which another one says of which."""
     return Dataset.choose_from_datasets(datasets, choice_dataset, stop_on_empty_dataset)
 
 
-def dense_to_sparse_batch(batch_size: int, row_shape: Any) -> _Apply:
+def dense_to_sparse_batch(batch_size: int, row_shape: ShapeLike) -> _Apply:
     """Returns a function for `Dataset.apply` that calls `Dataset.sparse_batch`."""
     return lambda dataset: dataset.sparse_batch(batch_size, row_shape)
 
 
-def from_list(elements: list[Tree], name: str | None = None) -> Any:
+def from_list(elements: list[Tree], name: str | None = None) -> data.Dataset:
     """Returns a dataset of elements of one structure, which may be of different shapes."""
     if not elements:
         raise ValueError("Invalid `elements`. `elements` should not be empty.")
@@ -107,22 +115,27 @@ def from_list(elements: list[Tree], name: str | None = None) -> Any:
     return functools.reduce(lambda one, other: one.concatenate(other), datasets)
 
 
-def get_next_as_optional(iterator: Any) -> data.Optional:
+def get_next_as_optional(iterator: DatasetIterator) -> Optional:
     """Returns the next element of an iterator, if there is one, as a `tf.experimental.Optional`."""
     return iterator.get_next_as_optional()
 
 
-def get_single_element(dataset: Any) -> Tree:
+def get_single_element(dataset: data.Dataset) -> Tree:
     """Returns the only element of a dataset."""
     return dataset.get_single_element()
 
 
-def get_structure(dataset_or_iterator: Any) -> Tree:
+def get_structure(dataset_or_iterator: data.Dataset | DatasetIterator) -> Tree:
     """Returns the spec of the elements of a dataset or an iterator."""
     return dataset_or_iterator.element_spec
 
 
-def load(path: Any, element_spec: Tree = None, compression: str | None = None, reader_func: Any = None) -> Any:
+def load(
+    path: str | os.PathLike[str],
+    element_spec: Tree = None,
+    compression: str | None = None,
+    reader_func: Callable[..., Dataset] | None = None,
+) -> data.Dataset:
     """Returns a dataset that `Dataset.save` has written."""
     return Dataset.load(path, element_spec, compression, reader_func)
 
@@ -145,7 +158,7 @@ def pad_to_cardinality(cardinality: int, mask_key: str = "valid") -> _Apply:
     The elements are dicts, and get an entry `mask_key` that says whether an element was there before.
     """
 
-    def apply(dataset: Any) -> Any:
+    def apply(dataset: data.Dataset) -> data.Dataset:
         spec, count = dataset.element_spec, int(dataset.cardinality())
         if not isinstance(spec, Mapping):
             raise ValueError("`pad_to_cardinality` requires its input dataset to be a dictionary.")
@@ -161,7 +174,7 @@ def pad_to_cardinality(cardinality: int, mask_key: str = "valid") -> _Apply:
 
 
 def parallel_interleave(
-    map_func: Callable[..., Any],
+    map_func: Callable[..., data.Dataset],
     cycle_length: int,
     block_length: int = 1,
     sloppy: bool | None = False,
@@ -173,7 +186,7 @@ def parallel_interleave(
 
 
 def parse_example_dataset(
-    features: Mapping[str, Any], num_parallel_calls: int | None = 1, deterministic: bool | None = None
+    features: Mapping[str, Feature], num_parallel_calls: int | None = 1, deterministic: bool | None = None
 ) -> _Apply:
     """Returns a function for `Dataset.apply` that parses batches of serialized examples."""
     from replicax.tf._parse import parse_example
@@ -187,15 +200,18 @@ def prefetch_to_device(device: str, buffer_size: int | None = None) -> _Apply:
 
 
 def sample_from_datasets(
-    datasets: Any, weights: Any = None, seed: int | None = None, stop_on_empty_dataset: bool = False
-) -> Any:
+    datasets: Sequence[Dataset],
+    weights: ArrayLike | None = None,
+    seed: int | None = None,
+    stop_on_empty_dataset: bool = False,
+) -> Dataset:
     """Returns elements of the datasets in a random order, from each as often as its weight says."""
     return Dataset.sample_from_datasets(datasets, weights, seed, stop_on_empty_dataset)
 
 
 def save(
-    dataset: Any,
-    path: Any,
+    dataset: data.Dataset,
+    path: str | os.PathLike[str],
     compression: str | None = None,
     shard_func: Callable[..., Tree] | None = None,
     checkpoint_args: object = None,

@@ -67,7 +67,8 @@ def _on_cpu() -> contextlib.AbstractContextManager[object]:
     """Returns a context in which JAX computes on the CPU."""
     if jax.config.jax_default_device is None and jax.default_backend() == "cpu":  # type: ignore[attr-defined]
         return _here  # it does so already, and to say it again takes its time
-    return jax.default_device(_cpu())
+    result: contextlib.AbstractContextManager[object] = jax.default_device(_cpu())
+    return result
 
 
 _here = contextlib.nullcontext()

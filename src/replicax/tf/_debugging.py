@@ -37,7 +37,7 @@ def raise_failures() -> None:
         raise InvalidArgumentError(message)
 
 
-def check(holds: jax.Array, describe: Callable[..., str], *values: jax.Array) -> None:
+def check(holds: jax.Array, describe: Callable[..., str], *values: jax.Array | np.ndarray) -> None:
     """Raises `InvalidArgumentError` unless `holds`; `describe` makes the message from the values as numpy arrays."""
     raise_failures()
     if not any(isinstance(x, jax.core.Tracer) for x in (holds, *values)):

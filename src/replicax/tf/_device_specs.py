@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 
 from replicax.tf._core import devices
 
 _PARTS = ("job", "replica", "task", "device_type", "device_index")
+
+
+class _Parts(TypedDict):
+    job: str | None
+    replica: int | None
+    task: int | None
+    device_type: str | None
+    device_index: int | None
 
 
 class DeviceSpec:
@@ -31,7 +39,7 @@ class DeviceSpec:
         device_type: str | None = None,
         device_index: int | None = None,
     ):
-        self._parts: dict[str, Any] = {
+        self._parts: _Parts = {
             "job": None if job is None else str(job),
             "replica": None if replica is None else int(replica),
             "task": None if task is None else int(task),
@@ -65,7 +73,7 @@ class DeviceSpec:
         return self._parts["device_index"]
 
     @classmethod
-    def from_string(cls, spec: Any) -> DeviceSpec:
+    def from_string(cls, spec: str | jax.Device) -> DeviceSpec:
         """Returns the spec of a name, such as "/job:worker/task:1/device:GPU:0" or "GPU:0", or of a `jax.Device`.
 
         Raises:
@@ -96,18 +104,18 @@ class DeviceSpec:
 
     def to_string(self) -> str:
         """Returns the name, with "*" for any device of the type."""
-        parts = [f"/{name}:{value}" for name in _PARTS[:3] if (value := self._parts[name]) is not None]
+        parts = [f"/{name}:{value}" for name, value in list(self._parts.items())[:3] if value is not None]
         if self.device_type is not None:
             parts.append(f"/device:{self.device_type}:{'*' if self.device_index is None else self.device_index}")
         return "".join(parts)
 
-    def replace(self, **kwargs: Any) -> DeviceSpec:
+    def replace(self, **kwargs: str | int | None) -> DeviceSpec:
         """Returns a spec with other parts."""
-        return type(self)(**{**self._parts, **kwargs})
+        return type(self)(**{**self._parts, **kwargs})  # type: ignore[arg-type]
 
     def make_merged_spec(self, dev: DeviceSpec) -> DeviceSpec:
         """Returns a spec with the parts of `dev`, and with its own where `dev` leaves them open."""
-        return self.replace(**{name: value for name, value in dev._parts.items() if value is not None})
+        return self.replace(**{name: value for name, value in dev._parts.items() if value is not None})  # type: ignore[arg-type]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DeviceSpec) and self._parts == other._parts
@@ -119,7 +127,7 @@ class DeviceSpec:
         return f"<DeviceSpec({', '.join(f'{name}={value}' for name, value in self._parts.items())})>"
 
 
-def canonical_name(device: Any) -> str:
+def canonical_name(device: DeviceSpec | str | jax.Device | None) -> str:
     """Returns the name of a device that is given as a name, a spec or None, in its full form."""
     if device is None:
         return ""

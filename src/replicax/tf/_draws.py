@@ -57,7 +57,8 @@ def now(
         if few and jax_internals.is_eager(frames.untaped_trace()) and _on_cpu(words):
             _draws[kind] += 1
             return np.asarray(drawn(sample, words, size, dtype, *parameters))[:count].reshape(shape)
-    return drawn(sample, words, shape, dtype, *parameters)
+    result: jax.Array | np.ndarray = drawn(sample, words, shape, dtype, *parameters)
+    return result
 
 
 # Functions of datasets that run in Python draw a few numbers for each element, with keys that count the elements. A
@@ -109,7 +110,7 @@ def _on_cpu(words: jax.Array | np.ndarray) -> bool:
     """Returns whether what is drawn comes to lie on the CPU, where NumPy reads it."""
     if isinstance(words, jax.Array):
         return not words.committed and next(iter(words.devices())).platform == "cpu"
-    return devices.default_device().platform == "cpu"
+    return bool(devices.default_device().platform == "cpu")
 
 
 def settle(found: jax.Array | np.ndarray) -> jax.Array:
@@ -286,7 +287,7 @@ def _like(value: TensorLike, dtype: np.dtype | type) -> jax.Array | np.ndarray:
     """Converts a parameter to the dtype of the drawn numbers. Values on the host stay there, as inputs of the
     program.
     """
-    if type(value) in (int, float) and np.dtype(dtype).itemsize < 8:
+    if (type(value) is float or type(value) is int) and np.dtype(dtype).itemsize < 8:
         return _number(value, np.dtype(dtype))
     value = convert_to_tensor(value) if isinstance(value, Variable) else value
     if isinstance(value, jax.Array):

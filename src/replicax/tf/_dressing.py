@@ -5,7 +5,7 @@ from __future__ import annotations
 import copyreg
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,8 @@ from replicax.tf._core import (
     specs,
 )
 from replicax.tf._types import TensorLike
+
+_R = TypeVar("_R")
 
 
 def numpy(self: jax.Array) -> np.ndarray | np.generic:
@@ -106,11 +108,11 @@ def _equality(method: Callable[..., jax.Array], unequal: bool) -> Callable[..., 
     return call
 
 
-def advising(method: Callable[..., Any]) -> Callable[..., Any]:
+def advising(method: Callable[..., _R]) -> Callable[..., _R]:
     """Return a tracer's method; its errors say what to do with a tensor that a compiled function has left behind."""
 
     @functools.wraps(method)
-    def call(self: jax.core.Tracer, *args: object, **kwargs: object) -> Any:
+    def call(self: jax.core.Tracer[Any], *args: object, **kwargs: object) -> _R:
         try:
             return method(self, *args, **kwargs)
         except jax.errors.JAXTypeError as error:
@@ -120,11 +122,11 @@ def advising(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def naming_numpy(method: Callable[..., Any]) -> Callable[..., Any]:
+def naming_numpy(method: Callable[..., object]) -> Callable[..., object]:
     """Return a tracer's method `__getattr__`; its error for `numpy` says where values are known."""
 
     @functools.wraps(method)
-    def call(self: jax.core.Tracer, name: str) -> Any:
+    def call(self: jax.core.Tracer[Any], name: str) -> object:
         if name != "numpy":
             return method(self, name)
         text = "numpy() has no value inside of compiled code. Return the tensor, and call numpy() on the result."

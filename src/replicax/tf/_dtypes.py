@@ -62,7 +62,8 @@ class DType(metaclass=_DTypeType):
     @property
     def base_dtype(self: Any) -> np.dtype:
         """The dtype itself: there are no reference dtypes."""
-        return self
+        result: np.dtype = self
+        return result
 
     @property
     def real_dtype(self: Any) -> np.dtype:
@@ -87,17 +88,17 @@ class DType(metaclass=_DTypeType):
     @property
     def is_complex(self: Any) -> bool:
         """Whether it is a complex dtype."""
-        return self.kind == "c"
+        return bool(self.kind == "c")
 
     @property
     def is_bool(self: Any) -> bool:
         """Whether it is the dtype bool."""
-        return self.kind == "b"
+        return bool(self.kind == "b")
 
     @property
     def is_numeric(self: Any) -> bool:
         """Whether it is a numeric dtype."""
-        return self.is_floating or self.is_integer or self.is_complex
+        return bool(self.is_floating or self.is_integer or self.is_complex)
 
     @property
     def is_quantized(self: Any) -> bool:

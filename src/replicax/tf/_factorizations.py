@@ -70,7 +70,7 @@ def _three(diagonals: TensorLike, diagonals_format: str) -> tuple[jax.Array, jax
         matrix = convert_to_tensor(diagonals)
         above, on, below = (jnp.diagonal(matrix, offset, -2, -1) for offset in (1, 0, -1))
     elif diagonals_format == "sequence":
-        above, on, below = map(convert_to_tensor, diagonals)  # type: ignore[call-overload]
+        above, on, below = map(convert_to_tensor, diagonals)  # type: ignore[arg-type]
     else:
         raise ValueError(f"Unrecognized diagonals_format: {diagonals_format}")
     before = [(0, 0)] * (on.ndim - 1)
@@ -125,7 +125,8 @@ def tridiagonal_solve(
     right = right[..., None] if vector else jnp.swapaxes(right, -1, -2) if transpose_rhs else right
     matrix = _banded(above, on, below)
     solved = jnp.linalg.solve(matrix, right)
-    return solved[..., 0] if vector else solved
+    result: jax.Array = solved[..., 0] if vector else solved
+    return result
 
 
 def _banded(above: jax.Array, on: jax.Array, below: jax.Array) -> jax.Array:

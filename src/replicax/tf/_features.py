@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from replicax.tf import _wire
 from replicax.tf._core import InvalidArgumentError, Neighbors, TensorShape, as_dtype
+from replicax.tf._types import DTypeLike, TensorLike
 
 _DTYPES: dict[int, np.dtype] = {
     _wire.FLOAT: np.dtype(np.float32),
@@ -19,7 +20,7 @@ _KINDS = {dtype: kind for kind, dtype in _DTYPES.items()}
 TYPE_NAMES = {0: "none", _wire.FLOAT: "float", _wire.INT64: "int64", _wire.BYTES: "string"}
 
 
-def kind_of(dtype: Any) -> int:
+def kind_of(dtype: DTypeLike) -> int:
     """Returns the kind of list that has values of a dtype; raises InvalidArgumentError for others."""
     kind = _KINDS.get(as_dtype(dtype))
     if kind is None:
@@ -38,33 +39,33 @@ def dtype_of(kind: int) -> np.dtype:
 class VarLenFeature(NamedTuple):
     """A feature of any number of values, which becomes a SparseTensor."""
 
-    dtype: Any
+    dtype: DTypeLike
 
 
 class FixedLenFeature(NamedTuple):
     """A feature of values that fill a shape; where a record lacks it, the default, without which it is an error."""
 
-    shape: Any
-    dtype: Any
-    default_value: Any = None
+    shape: Sequence[int | None] | None
+    dtype: DTypeLike
+    default_value: TensorLike = None
 
 
 class FixedLenSequenceFeature(NamedTuple):
     """A feature of any number of values that fill a shape, padded with the default to the longest of a batch."""
 
-    shape: Any
-    dtype: Any
+    shape: Sequence[int | None] | None
+    dtype: DTypeLike
     allow_missing: bool = False
-    default_value: Any = None
+    default_value: TensorLike = None
 
 
 class SparseFeature(NamedTuple):
     """A SparseTensor whose values are one feature, and whose indices are another one, or several."""
 
-    index_key: Any
+    index_key: str | Sequence[str]
     value_key: str
-    dtype: Any
-    size: Any
+    dtype: DTypeLike
+    size: int | Sequence[int]
     already_sorted: bool = False
 
 
@@ -104,11 +105,14 @@ class _UniformRowLength(NamedTuple):
     length: int
 
 
+Partition: TypeAlias = "_RowSplits | _RowLengths | _RowStarts | _RowLimits | _ValueRowIds | _UniformRowLength"
+
+
 class _RaggedFields(NamedTuple):
-    dtype: Any
+    dtype: DTypeLike
     value_key: str | None = None
-    partitions: tuple[Any, ...] = ()
-    row_splits_dtype: Any = np.int32
+    partitions: tuple[Partition, ...] = ()
+    row_splits_dtype: DTypeLike = np.int32
     validate: bool = False
 
 
@@ -120,10 +124,10 @@ class RaggedFeature(_RaggedFields):
 
     def __new__(
         cls,
-        dtype: Any,
+        dtype: DTypeLike,
         value_key: str | None = None,
-        partitions: Any = (),
-        row_splits_dtype: Any = np.int32,
+        partitions: Iterable[Partition | int] = (),
+        row_splits_dtype: DTypeLike = np.int32,
         validate: bool = False,
     ) -> RaggedFeature:
         """Returns the feature; raises TypeError for partitions that are none."""
@@ -205,7 +209,7 @@ def index_keys(feature: SparseFeature) -> list[str]:
     return [feature.index_key] if isinstance(feature.index_key, str) else list(feature.index_key)
 
 
-def default_of(value: Any, kind: int) -> np.ndarray:
+def default_of(value: TensorLike, kind: int) -> np.ndarray:
     """Returns a default as an array of the dtype of a kind."""
     dtype = dtype_of(kind)
     if dtype != np.dtype(object):

@@ -132,7 +132,8 @@ def while_loop(
 
     def step(values: Sequence[Tree]) -> list[Tree]:
         result = body(*values)
-        return _tensors(list(result) if type(result) in (list, builtins.tuple) else [result])
+        answer: list[Tree] = _tensors(list(result) if type(result) in (list, builtins.tuple) else [result])
+        return answer
 
     if not frames.is_tracing():
         rounds = 0
@@ -262,7 +263,7 @@ foldr = _fold(True, "Runs `a = fn(a, row)` for each row from last to first, and 
 def stop_gradient(input: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the tensor, which may be ragged or sparse, as a constant for differentiation."""
     if is_composite(input):
-        constant: Any = jax.tree.map(stop_gradient, input)
+        constant: jax.Array = jax.tree.map(stop_gradient, input)
         return constant
     return lax.stop_gradient(convert_to_tensor(input))
 

@@ -29,7 +29,8 @@ def _complex(name: str, rank: int) -> Callable[..., jax.Array]:
     axes = tuple(range(-rank, 0))
 
     def transform(input: TensorLike, name: str | None = None) -> jax.Array:
-        return compute(convert_to_tensor(input), axes=axes)
+        result: jax.Array = compute(convert_to_tensor(input), axes=axes)
+        return result
 
     compute = getattr(jnp.fft, name)
     inverse = "inverse " if name.startswith("i") else ""
@@ -42,7 +43,8 @@ def _real(name: str, rank: int) -> Callable[..., jax.Array]:
     axes = tuple(range(-rank, 0))
 
     def transform(input_tensor: TensorLike, fft_length: TensorLike = None, name: str | None = None) -> jax.Array:
-        return compute(convert_to_tensor(input_tensor), _lengths(fft_length), axes)
+        result: jax.Array = compute(convert_to_tensor(input_tensor), _lengths(fft_length), axes)
+        return result
 
     compute = getattr(jnp.fft, name)
     ways = "inverse Fourier transform to real numbers" if name.startswith("i") else "Fourier transform of real numbers"
@@ -60,7 +62,8 @@ def _over_axes(name: str) -> Callable[..., jax.Array]:
         norm: str | None = None,
         name: str | None = None,
     ) -> jax.Array:
-        return compute(convert_to_tensor(input_tensor), _lengths(fft_length), _lengths(axes), norm)
+        result: jax.Array = compute(convert_to_tensor(input_tensor), _lengths(fft_length), _lengths(axes), norm)
+        return result
 
     compute = getattr(jnp.fft, name)
     transform.__doc__ = "Returns the transform over `axes`, by default all, of the lengths `fft_length`."
@@ -135,7 +138,8 @@ def _padded(x: jax.Array, length: int) -> jax.Array:
 def _turned(x: jax.Array, sign: int) -> np.ndarray:
     """Returns the factors of a shift by half a sample, for each frequency of a transform of twice the length."""
     kind = np.complex128 if x.dtype == np.float64 else np.complex64
-    return np.exp(sign * 0.5j * np.pi * np.arange(x.shape[-1]) / x.shape[-1]).astype(kind)
+    result: np.ndarray = np.exp(sign * 0.5j * np.pi * np.arange(x.shape[-1]) / x.shape[-1]).astype(kind)
+    return result
 
 
 def _first_and_rest(x: jax.Array, first: float, rest: float) -> jax.Array:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 from replicax.tf import _dtypes, _texts, _variable_slices
 from replicax.tf._core import frontend, tracebacks
+
+if TYPE_CHECKING:
+    from replicax.tf import _random_keys
 
 
 class _RandomNumbers:
@@ -24,8 +26,10 @@ class _RandomNumbers:
     def in_dataset(self) -> tracebacks.Origin | None:
         return self._counters().drawn_by_input
 
-    def _counters(self) -> Any:
-        return importlib.import_module("replicax.tf._random_keys").all_counters
+    def _counters(self) -> _random_keys.AllCounters:
+        from replicax.tf import _random_keys
+
+        return _random_keys.all_counters
 
 
 def install() -> None:

@@ -27,7 +27,8 @@ def _place(path: _Path | bytes) -> tuple[Any, str]:
     except ImportError as error:
         raise ImportError(f"tf.io.gfile needs fsspec: {doc_pages.install('gfile')}.") from error
     path = os.fspath(path)
-    return url_to_fs(path.decode() if isinstance(path, bytes) else path)
+    result: tuple[Any, str] = url_to_fs(path.decode() if isinstance(path, bytes) else path)
+    return result
 
 
 def _below(folder: str, place: str, found: str) -> str:
@@ -59,13 +60,13 @@ def _as_tensorflow(path: _Path) -> Iterator[None]:
 def exists(path: _Path) -> bool:
     """Returns whether a file or a folder exists."""
     filesystem, name = _place(path)
-    return filesystem.exists(name)
+    return bool(filesystem.exists(name))
 
 
 def isdir(path: _Path) -> bool:
     """Returns whether the path is a folder."""
     filesystem, name = _place(path)
-    return filesystem.isdir(name)
+    return bool(filesystem.isdir(name))
 
 
 def listdir(path: _Path) -> list[str]:
@@ -181,7 +182,8 @@ def walk(
 def join(path: _Path, *paths: _Path) -> str:
     """Joins parts to one path."""
     first = os.fspath(path)
-    return (posixpath if "://" in first else os.path).join(first, *(os.fspath(p) for p in paths))
+    result: str = (posixpath if "://" in first else os.path).join(first, *(os.fspath(p) for p in paths))
+    return result
 
 
 def get_registered_schemes() -> list[str]:
@@ -216,15 +218,18 @@ class GFile:
 
     def read(self, n: int = -1) -> str | bytes:
         """Reads the rest of the file, or `n` bytes or characters."""
-        return self._opened().read(n)
+        result: str | bytes = self._opened().read(n)
+        return result
 
     def readline(self) -> str | bytes:
         """Reads the next line."""
-        return self._opened().readline()
+        result: str | bytes = self._opened().readline()
+        return result
 
     def readlines(self) -> list[str] | list[bytes]:
         """Reads all remaining lines."""
-        return self._opened().readlines()
+        result: list[str] | list[bytes] = self._opened().readlines()
+        return result
 
     def write(self, file_content: str | bytes) -> None:
         """Writes text or bytes."""
@@ -236,11 +241,11 @@ class GFile:
 
     def seekable(self) -> bool:
         """Returns whether `seek` works."""
-        return self._opened().seekable()
+        return bool(self._opened().seekable())
 
     def tell(self) -> int:
         """Returns the position in the file."""
-        return self._opened().tell()
+        return int(self._opened().tell())
 
     def size(self) -> int:
         """Returns the size of the file in bytes."""
@@ -267,7 +272,8 @@ class GFile:
         return iter(self._opened())
 
     def __next__(self) -> str | bytes:
-        return next(self._opened())
+        result: str | bytes = next(self._opened())
+        return result
 
 
 # `tf.io`'s own functions of files. Their contents are tensors of strings: numpy arrays of bytes.

@@ -57,7 +57,8 @@ def _rotate(x: _Words, bits: int) -> _Words:
 
 
 def _mix(x: _Words) -> _Words:
-    return x ^ x >> np.uint64(47)
+    result: _Words = x ^ x >> np.uint64(47)
+    return result
 
 
 def _word(rows: np.ndarray, place: int, size: int = 8) -> _Words:

@@ -12,11 +12,12 @@ import contextlib
 import functools
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from replicax.tf import _operations, _texts
 from replicax.tf._core import (
@@ -29,6 +30,9 @@ from replicax.tf._core import (
     as_strings,
     thread_state,
 )
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _state = thread_state.current
 
@@ -83,7 +87,7 @@ class HostTensor(np.ndarray):
         """JAX's way to update elements, of a JAX array with this value."""
         return as_jax(self).at
 
-    def ref(self) -> Any:
+    def ref(self) -> Hashable:
         """Returns a hashable reference to the tensor."""
         from replicax.tf._core import Variable
 
@@ -98,19 +102,19 @@ class HostTensor(np.ndarray):
             of = _operations.of_matmul if ufunc is np.matmul else _operations.of_broadcast
             raise InvalidOperandError(of(*inputs) or str(error)) from error
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> jax.Array:  # type: ignore[override]
         return hosted(self.view(np.ndarray)[_index(key)])
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[jax.Array]:  # type: ignore[override]
         return map(hosted, self.view(np.ndarray))
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         raise TypeError("'tf.Tensor' object does not support item assignment")
 
-    def __eq__(self, other: object) -> Any:
+    def __eq__(self, other: object) -> jax.Array | bool:  # type: ignore[override]
         return _compared(np.equal, self, other, False)
 
-    def __ne__(self, other: object) -> Any:
+    def __ne__(self, other: object) -> jax.Array | bool:  # type: ignore[override]
         return _compared(np.not_equal, self, other, True)
 
     __hash__ = None  # type: ignore[assignment]
@@ -121,11 +125,11 @@ class HostTensor(np.ndarray):
     def __repr__(self) -> str:
         return _texts.tensor_repr(self)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> str | tuple[object, ...]:
         return self.view(np.ndarray).__reduce__()
 
 
-def _rebinding(operate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _rebinding(operate: Callable[[object, object], object]) -> Callable[[HostTensor, object], object]:
     return lambda self, other: operate(self, other)
 
 
@@ -148,16 +152,17 @@ for _name in [
     setattr(HostTensor, f"__i{_name.strip('_')}__", _rebinding(getattr(operator, _name)))
 
 
-def _compared(compare: np.ufunc, one: HostTensor, other: Any, otherwise: bool) -> Any:
+def _compared(compare: np.ufunc, one: HostTensor, other: object, otherwise: bool) -> jax.Array | bool:
     if other is None:
         return otherwise
     try:
-        return compare(one, other)
+        elements: jax.Array = compare(one, other)
+        return elements
     except InvalidOperandError:  # shapes that cannot be broadcast
         return hosted(np.asarray(otherwise))
 
 
-def _index(key: Any) -> Any:
+def _index(key: object) -> Any:
     """Returns an index for NumPy: arrays of JAX and variables become NumPy's, a list of numbers a tuple."""
     if isinstance(key, tuple):
         return tuple(map(_index, key))
@@ -168,10 +173,11 @@ def _index(key: Any) -> Any:
     return np.asarray(key)
 
 
-def hosted(array: Any) -> Any:
+def hosted(array: np.ndarray | np.generic) -> jax.Array:
     """Returns a NumPy array or scalar as a tensor on the host."""
     array = array if type(array) is np.ndarray else np.asarray(array)
-    return as_strings(array) if array.dtype.hasobject else array.view(HostTensor)
+    # Tensors of all classes have the methods of `jax.Array`, and this type in the annotations of `replicax.tf`.
+    return as_strings(array) if array.dtype.hasobject else array.view(HostTensor)  # type: ignore[return-value]
 
 
 def as_hosted(value: Tree) -> Tree:
@@ -181,15 +187,11 @@ def as_hosted(value: Tree) -> Tree:
     return jax.tree.map(lambda leaf: leaf if isinstance(leaf, Nested) else hosted(leaf), value)
 
 
-def settled(value: Any) -> Any:
+def settled(value: _R) -> _R:
     """Returns a JAX array as a tensor on the host, where tensors are made there."""
-    if _state.on_host and type(value) is not np.ndarray and _is_concrete(value):
-        return hosted(np.asarray(value))
-    return value
-
-
-def _is_concrete(value: Any) -> bool:
-    return isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+    if not _state.on_host or not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+        return value
+    return hosted(np.asarray(value))  # type: ignore[return-value]
 
 
 class _TensorType(type):
@@ -251,7 +253,7 @@ def _result(found: Any, wide: bool) -> Any:
     return type(found)(_result(x, wide) for x in found) if type(found) in (list, tuple) else found
 
 
-def _computed(compute: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+def _computed(compute: Callable[..., object], args: Iterable[object], kwargs: Mapping[str, object]) -> Any:
     wide: list[bool] = []
     taken = [_taken(x, wide) for x in args]
     named = {name: _taken(x, wide) for name, x in kwargs.items()} if kwargs else kwargs
@@ -265,11 +267,11 @@ def as_jax(value: Any) -> Any:
     return array_conversion.as_array(value.view(np.ndarray)) if isinstance(value, HostTensor) else value
 
 
-def on_jax(function: Callable[..., Any]) -> Callable[..., Any]:
+def on_jax(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Returns a function that computes with JAX alone, for what NumPy has no counterpart of."""
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         if not _state.on_host:
             return function(*args, **kwargs)
         with computing(False):
@@ -285,7 +287,7 @@ class _Twin:
     Those that have a twin compute with NumPy, the others with JAX.
     """
 
-    def __init__(self, module: Any, twins: dict[str, Callable[..., Any]]):
+    def __init__(self, module: types.ModuleType, twins: dict[str, Callable[..., object]]):
         self._module, self._twins = module, twins
 
     def __getattr__(self, name: str) -> Any:
@@ -298,9 +300,9 @@ class _Twin:
         return real
 
 
-def _either(real: Callable[..., Any], twin: Callable[..., Any] | None) -> Callable[..., Any]:
+def _either(real: Callable[..., Any], twin: Callable[..., object] | None) -> Callable[..., Any]:
     @functools.wraps(real)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if not _state.on_host:
             return real(*args, **kwargs)
         if twin is not None:
@@ -312,10 +314,10 @@ def _either(real: Callable[..., Any], twin: Callable[..., Any] | None) -> Callab
     return call
 
 
-def _without(function: Callable[..., Any], *dropped: str) -> Callable[..., Any]:
+def _without(function: Callable[..., _R], *dropped: str) -> Callable[..., _R]:
     """Returns a function of NumPy that ignores these arguments of JAX's."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> _R:
         return function(*args, **{name: x for name, x in kwargs.items() if name not in dropped})
 
     return call
@@ -348,13 +350,15 @@ _NUMPY |= {
 }
 
 
-def _divided(x: Any, y: Any) -> Any:
+def _divided(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if np.issubdtype(np.result_type(x, y), np.integer):
-        return np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y))
-    return np.divide(x, y)
+        return np.asarray(np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y)))
+    return np.asarray(np.divide(x, y))
 
 
-def _extreme(reduce: Callable[..., Any], infinity: float, operand: Any, axes: Iterable[int]) -> Any:
+def _extreme(
+    reduce: Callable[..., np.ndarray | np.generic], infinity: float, operand: npt.ArrayLike, axes: Iterable[int]
+) -> np.ndarray | np.generic:
     """Return the largest or smallest elements; of no elements, `infinity` or the limit of an integer dtype."""
     array, limit = np.asarray(operand), infinity
     if array.size:
@@ -365,7 +369,7 @@ def _extreme(reduce: Callable[..., Any], infinity: float, operand: Any, axes: It
     return reduce(array, axis=tuple(axes), initial=limit)
 
 
-_LAX: dict[str, Callable[..., Any]] = {
+_LAX: dict[str, Callable[..., object]] = {
     "add": np.add,
     "concatenate": lambda operands, dimension: np.concatenate(operands, dimension),
     "div": _divided,
@@ -384,5 +388,11 @@ _LAX: dict[str, Callable[..., Any]] = {
     "stop_gradient": lambda x: x,
 }
 
-jnp: Any = _Twin(jax.numpy, _NUMPY)
-lax: Any = _Twin(jax.lax, _LAX)
+if TYPE_CHECKING:
+    from jax import lax as lax
+    from jax import numpy
+
+    jnp = numpy
+else:
+    jnp = _Twin(jax.numpy, _NUMPY)
+    lax = _Twin(jax.lax, _LAX)

@@ -16,7 +16,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from replicax.tf import _absent, _deferred, _names, _private
 from replicax.tf._core import doc_pages, specs, tracebacks
@@ -50,7 +50,7 @@ class _Distribution(importlib.metadata.Distribution):
             else None
         )
 
-    def locate_file(self, path: str | os.PathLike[str]) -> Any:
+    def locate_file(self, path: str | os.PathLike[str]) -> NoReturn:
         raise FileNotFoundError(f"{_TENSORFLOW} is served by {_OURS}, and has no files of its own: {path}")
 
 
@@ -91,7 +91,9 @@ class _StandIn(_Finder):
             return importlib.machinery.ModuleSpec(fullname, _Served(module), is_package=True)
         return super().find_spec(fullname, path, target) or self._deferred.find_spec(fullname, path, target)
 
-    def find_distributions(self, context: Any = _ANY) -> Iterator[importlib.metadata.Distribution]:
+    def find_distributions(
+        self, context: importlib.metadata.DistributionFinder.Context = _ANY
+    ) -> Iterator[importlib.metadata.Distribution]:
         if context.name == _TENSORFLOW:
             yield _Distribution()
 
@@ -101,7 +103,7 @@ def _module(inner: str) -> types.ModuleType:
     # The name in an error is always TensorFlow's: Python drops an error of `from replicax.tf import name` whose name
     # is `replicax.tf.name`, and says only that it cannot import it.
     fullname = f"{_TENSORFLOW}.{inner}"
-    found: Any = importlib.import_module(_OURS)
+    found = importlib.import_module(_OURS)
     parts = inner.split(".") if inner else []
     if parts and parts[0] in _private.ROOTS:
         return _private.module(inner)
@@ -116,7 +118,7 @@ def _module(inner: str) -> types.ModuleType:
 
 
 def _and_then(
-    spec: importlib.machinery.ModuleSpec | None, then: Callable[[Any], None]
+    spec: importlib.machinery.ModuleSpec | None, then: Callable[[types.ModuleType], None]
 ) -> importlib.machinery.ModuleSpec | None:
     """Has a function be called with a module once it is loaded."""
     loader: Any = spec and spec.loader

@@ -94,7 +94,8 @@ def _scatter(method: str, tensor: TensorLike, indices: TensorLike, updates: Tens
     for i in builtins.range(indices.shape[-1]):
         check_range(indices[..., i], tensor.shape[i], "scatter")
     updates = convert_to_tensor(updates, None if hasattr(updates, "dtype") else tensor.dtype)
-    return getattr(tensor.at[_places(indices)], method)(updates)
+    result: jax.Array = getattr(tensor.at[_places(indices)], method)(updates)
+    return result
 
 
 def tensor_scatter_nd_update(
@@ -251,6 +252,7 @@ def searchsorted(
 ) -> jax.Array:
     """Returns the indices at which to insert values into sorted rows: `[..., n]` and `[..., m]` give `[..., m]`."""
     rows, wanted = pair(sorted_sequence, values)
+    search: Callable[[jax.Array, jax.Array], jax.Array]
     search = lambda row, value: jnp.searchsorted(row, value, side=side)  # noqa: E731
     for _ in builtins.range(rows.ndim - 1):
         search = jax.vmap(search)
@@ -297,7 +299,8 @@ def embedding_lookup(
     if max_norm is None:
         return rows
     axes = tuple(builtins.range(jnp.ndim(convert_to_tensor(ids)), rows.ndim))
-    return clip_by_norm(rows, max_norm, axes)
+    result: jax.Array = clip_by_norm(rows, max_norm, axes)
+    return result
 
 
 operations(globals())

@@ -6,23 +6,29 @@ Keras's own are written with TensorFlow, to which they bring the functions of ot
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from replicax.tf import _saved_models as api
 from replicax.tf._core import DEFAULT, Function, TensorSpec, Tree, function, is_function
+from replicax.tf._types import DTypeLike
+
+if TYPE_CHECKING:
+    from keras import Layer
+    from keras import Variable as KerasVariable
 
 
 class _Root:
     """What is saved: endpoints and collections of variables in its attributes."""
 
     def __init__(self) -> None:
-        self.variables: list[Any] = []
-        self.trainable_variables: list[Any] = []
-        self.non_trainable_variables: list[Any] = []
+        self.variables: list[KerasVariable] = []
+        self.trainable_variables: list[KerasVariable] = []
+        self.non_trainable_variables: list[KerasVariable] = []
 
     def _tracked(self) -> dict[str, object]:
         return vars(self)
@@ -42,21 +48,21 @@ class ExportArchive:
         self._endpoints: dict[str, Function] = {}
 
     @property
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[KerasVariable]:
         """The variables of what is tracked."""
         return self._root.variables
 
     @property
-    def trainable_variables(self) -> list[Any]:
+    def trainable_variables(self) -> list[KerasVariable]:
         """Those of them that are trained."""
         return self._root.trainable_variables
 
     @property
-    def non_trainable_variables(self) -> list[Any]:
+    def non_trainable_variables(self) -> list[KerasVariable]:
         """Those of them that are not trained."""
         return self._root.non_trainable_variables
 
-    def track(self, resource: Any) -> None:
+    def track(self, resource: Layer) -> None:
         """Adds the variables of a layer or model to those that are saved."""
         if not hasattr(resource, "trainable_variables"):
             raise ValueError(f"Invalid resource type. Expected a Keras `Layer` or `Model`, got {resource!r}.")
@@ -95,13 +101,13 @@ class ExportArchive:
         return endpoint
 
     def track_and_add_endpoint(
-        self, name: str, resource: Any, input_signature: Sequence[Tree], **kwargs: object
+        self, name: str, resource: Layer, input_signature: Sequence[Tree], **kwargs: object
     ) -> Function:
         """Adds a layer or model with its variables under a name, and returns its call, compiled."""
         self.track(resource)
         return self.add_endpoint(name, resource.__call__, input_signature, **kwargs)
 
-    def add_variable_collection(self, name: str, variables: Sequence[Any]) -> None:
+    def add_variable_collection(self, name: str, variables: Sequence[KerasVariable]) -> None:
         """Adds a list of variables, which the loaded model has in the attribute of this name."""
         if not isinstance(variables, (list, tuple, set)):
             raise ValueError(
@@ -109,7 +115,9 @@ class ExportArchive:
             )
         setattr(self._root, name, list(variables))
 
-    def write_out(self, filepath: Any, options: api.SaveOptions | None = None, verbose: bool = True) -> None:
+    def write_out(
+        self, filepath: str | os.PathLike[str], options: api.SaveOptions | None = None, verbose: bool = True
+    ) -> None:
         """Writes the saved model; the first endpoint is the signature "serving_default" too."""
         if not self._endpoints:
             raise ValueError("No endpoints have been set yet. Call add_endpoint().")
@@ -129,12 +137,12 @@ def _layer(keras: Any) -> type:
 
         def __init__(
             self,
-            filepath: Any,
+            filepath: str | os.PathLike[str],
             call_endpoint: str = "serve",
             call_training_endpoint: str | None = None,
             trainable: bool = True,
             name: str | None = None,
-            dtype: Any = None,
+            dtype: DTypeLike | None = None,
         ):
             super().__init__(trainable=trainable, name=name, dtype=dtype)
             self.filepath, self.call_endpoint = filepath, call_endpoint
@@ -158,7 +166,7 @@ def _layer(keras: Any) -> type:
             """Calls the endpoint."""
             return (self._training if training else self._function)(inputs, **kwargs)
 
-        def get_config(self) -> dict[str, Any]:
+        def get_config(self) -> dict[str, object]:
             """Returns the arguments that it was made with."""
             names = "filepath", "call_endpoint", "call_training_endpoint"
             return {**super().get_config(), **{name: getattr(self, name) for name in names}}
@@ -166,7 +174,7 @@ def _layer(keras: Any) -> type:
     return TFSMLayer
 
 
-def _default_save_signature(model: Any) -> Function | None:
+def _default_save_signature(model: Layer) -> Function | None:
     """Returns the call of a model for inputs of the shapes that it was built for; None before it was built."""
     from keras.src.export.export_utils import get_input_signature
 

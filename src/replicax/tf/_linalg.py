@@ -98,11 +98,13 @@ def norm(
             f"'ord' must be a supported norm, got {ord!r}: euclidean, fro, 1, 2, inf or a positive number."
         )
     if matrices:
-        return jnp.linalg.norm(values, ord, along, bool(keepdims))
+        norms: jax.Array = jnp.linalg.norm(values, ord, along, bool(keepdims))
+        return norms
     size = magnitude(values)
     if ord == np.inf:
         return largest(size, along, bool(keepdims))
-    return jnp.sum(size**ord, axis=along, keepdims=bool(keepdims)) ** (1.0 / ord)
+    result: jax.Array = jnp.sum(size**ord, axis=along, keepdims=bool(keepdims)) ** (1.0 / ord)
+    return result
 
 
 def normalize(
@@ -184,7 +186,8 @@ def diag_part(
     align: str = "RIGHT_LEFT",
 ) -> jax.Array:
     """Returns the diagonal `k` of matrices."""
-    return jnp.diagonal(convert_to_tensor(input), _one_diagonal(k, align), -2, -1)
+    result: jax.Array = jnp.diagonal(convert_to_tensor(input), _one_diagonal(k, align), -2, -1)
+    return result
 
 
 def set_diag(
@@ -211,7 +214,8 @@ def tensor_diag_part(input: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the values at which both halves of the indices are equal."""
     tensor = convert_to_tensor(input)
     shape = tensor.shape[: tensor.ndim // 2]
-    return jnp.diagonal(tensor.reshape(int(np.prod(shape)), -1)).reshape(shape)
+    result: jax.Array = jnp.diagonal(tensor.reshape(int(np.prod(shape)), -1)).reshape(shape)
+    return result
 
 
 def trace(x: TensorLike, name: str | None = None) -> jax.Array:
@@ -231,7 +235,8 @@ def cholesky(input: TensorLike, name: str | None = None) -> jax.Array:
     lower = jnp.tril(matrix)
     read = lower + adjoint(jnp.tril(matrix, -1))  # only gradients use the upper half
     whole = (matrix + adjoint(matrix)) / 2
-    return jnp.linalg.cholesky(whole + lax.stop_gradient(read - whole), symmetrize_input=False)
+    result: jax.Array = jnp.linalg.cholesky(whole + lax.stop_gradient(read - whole), symmetrize_input=False)
+    return result
 
 
 def cholesky_solve(chol: TensorLike, rhs: TensorLike, name: str | None = None) -> jax.Array:
@@ -253,12 +258,14 @@ def triangular_solve(
 
 def solve(matrix: TensorLike, rhs: TensorLike, adjoint: bool = False, name: str | None = None) -> jax.Array:
     """Returns the solution of `matrix x = rhs`."""
-    return jnp.linalg.solve(_turned(convert_to_tensor(matrix), False, adjoint), convert_to_tensor(rhs))
+    result: jax.Array = jnp.linalg.solve(_turned(convert_to_tensor(matrix), False, adjoint), convert_to_tensor(rhs))
+    return result
 
 
 def inv(input: TensorLike, adjoint: bool = False, name: str | None = None) -> jax.Array:
     """Returns the inverse of matrices."""
-    return jnp.linalg.inv(_turned(convert_to_tensor(input), False, adjoint))
+    result: jax.Array = jnp.linalg.inv(_turned(convert_to_tensor(input), False, adjoint))
+    return result
 
 
 def pinv(
@@ -280,12 +287,14 @@ def lstsq(
     small = small + jnp.asarray(l2_regularizer, a.dtype) * jnp.eye(small.shape[-1], dtype=a.dtype)
     if wide:
         return jnp.matmul(adjoint(a), jnp.linalg.solve(small, b))
-    return jnp.linalg.solve(small, jnp.matmul(adjoint(a), b))
+    result: jax.Array = jnp.linalg.solve(small, jnp.matmul(adjoint(a), b))
+    return result
 
 
 def det(input: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the determinant of matrices."""
-    return jnp.linalg.det(convert_to_tensor(input))
+    result: jax.Array = jnp.linalg.det(convert_to_tensor(input))
+    return result
 
 
 def slogdet(input: TensorLike, name: str | None = None) -> tuple[jax.Array, ...]:
@@ -303,7 +312,8 @@ def matrix_rank(
     a: TensorLike, tol: ArrayLike | None = None, validate_args: bool = False, name: str | None = None
 ) -> jax.Array:
     """Returns the rank of matrices, int32."""
-    return jnp.linalg.matrix_rank(convert_to_tensor(a), tol).astype(np.int32)
+    result: jax.Array = jnp.linalg.matrix_rank(convert_to_tensor(a), tol).astype(np.int32)
+    return result
 
 
 def qr(input: TensorLike, full_matrices: bool = False, name: str | None = None) -> tuple[jax.Array, ...]:
@@ -326,7 +336,8 @@ def eigh(tensor: TensorLike, name: str | None = None) -> tuple[jax.Array, ...]:
 
 def eigvalsh(tensor: TensorLike, name: str | None = None) -> jax.Array:
     """Returns eigenvalues of self-adjoint matrices, in ascending order."""
-    return jnp.linalg.eigh(convert_to_tensor(tensor), symmetrize_input=False)[0]
+    result: jax.Array = jnp.linalg.eigh(convert_to_tensor(tensor), symmetrize_input=False)[0]
+    return result
 
 
 def eig(tensor: TensorLike, name: str | None = None) -> tuple[jax.Array, ...]:
@@ -336,12 +347,14 @@ def eig(tensor: TensorLike, name: str | None = None) -> tuple[jax.Array, ...]:
 
 def eigvals(tensor: TensorLike, name: str | None = None) -> jax.Array:
     """Returns eigenvalues of matrices; JAX has them on CPU alone."""
-    return jnp.linalg.eigvals(convert_to_tensor(tensor))
+    result: jax.Array = jnp.linalg.eigvals(convert_to_tensor(tensor))
+    return result
 
 
 def expm(input: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the exponential of matrices."""
-    return jax.scipy.linalg.expm(convert_to_tensor(input))
+    result: jax.Array = jax.scipy.linalg.expm(convert_to_tensor(input))
+    return result
 
 
 operations(globals())

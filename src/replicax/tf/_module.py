@@ -66,7 +66,7 @@ class Module:
             with self.name_scope:
                 return method(self, *args, **kwargs)
 
-        return named
+        return named  # type: ignore[return-value]
 
     @property
     def submodules(self) -> tuple[Module, ...]:

@@ -74,8 +74,8 @@ def max_pool_with_argmax(
     windows, rows, columns = _windows(images, size, _pair(strides), (1, 1), padding, lowest)
     batch, height, width, channels = images.shape
     chosen = jnp.argmax(windows, axis=3)
-    pixels = np.broadcast_to(rows * width + columns, (*windows.shape[1:3], *size)).reshape(1, *windows.shape[1:4], 1)
-    pixels = jnp.broadcast_to(pixels, windows.shape)
+    numbers = np.broadcast_to(rows * width + columns, (*windows.shape[1:3], *size)).reshape(1, *windows.shape[1:4], 1)
+    pixels = jnp.broadcast_to(numbers, windows.shape)
     pixel = jnp.take_along_axis(pixels, chosen[:, :, :, None], axis=3)[:, :, :, 0]
     places = pixel * channels + np.arange(channels)
     if include_batch_in_index:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from replicax.tf._core import PerReplica, Variable, context, frames
+from replicax.tf._core import PerReplica, Strategy, Variable, context, frames, get_strategy
 from replicax.tf._flow import init_scope
 from replicax.tf._host import jnp
 from replicax.tf._ops import TENSORS, convert_to_tensor
@@ -38,7 +38,7 @@ class ExponentialMovingAverage:
         name: str = "ExponentialMovingAverage",
     ):
         self._decay, self._num_updates, self._name = decay, num_updates, name
-        self._averages: dict[Any, Variable] = {}
+        self._averages: dict[Hashable, Variable] = {}
 
     @property
     def name(self) -> str:
@@ -106,19 +106,19 @@ def _as_float(value: TensorLike) -> jax.Array:
     return convert_to_tensor(value).astype(np.float32)
 
 
-def _move(average: Variable, value: Any, step: jax.Array) -> None:
+def _move(average: Variable, value: jax.Array, step: jax.Array) -> None:
     """Moves an average towards a value; in replica context, towards the mean of the replicas' values."""
 
-    def move(strategy: Any, average: Variable, value: Any, step: Any) -> None:
+    def move(strategy: Strategy, average: Variable, value: jax.Array | PerReplica, step: jax.Array) -> None:
         if isinstance(value, PerReplica):
             value = strategy.extended.reduce_to("MEAN", value, average)
         strategy.extended.update(average, subtract, args=(value, step))
 
-    def subtract(component: Any, value: Any, step: Any) -> None:
+    def subtract(component: Any, value: jax.Array, step: jax.Array) -> None:
         component.assign_sub((component - value) * step.astype(component.dtype), read_value=False)
 
     replica_context = context.get_replica_context()
     if replica_context is None:
-        move(context.get_strategy(), average, value, step)
+        move(get_strategy(), average, value, step)
     else:
         replica_context.merge_call(move, args=(average, value, step))

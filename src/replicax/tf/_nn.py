@@ -24,11 +24,13 @@ def _activation(compute: Callable[[jax.Array], jax.Array], doc: str) -> Callable
     def of_dtype(x: jax.Array) -> jax.Array:
         return compute(x).astype(x.dtype)
 
+    at_once: Callable[[jax.Array], jax.Array]
     at_once = jax.jit(of_dtype, inline=True)  # eager code would compile each operation in it for each shape
 
     def op(features: TensorLike, name: str | None = None) -> jax.Array:
         x = convert_to_tensor(features)
-        return at_once(x) if isinstance(x, jax.Array) else of_dtype(x)
+        result: jax.Array = at_once(x) if isinstance(x, jax.Array) else of_dtype(x)
+        return result
 
     op.__doc__ = doc
     return on_values(1)(op)
@@ -319,7 +321,8 @@ def local_response_normalization(
     window = (1, 1, 1, 2 * depth_radius + 1)
     padding = [(0, 0)] * 3 + [(depth_radius, depth_radius)]
     squares = lax.reduce_window(x * x, np.zeros((), x.dtype), jax.lax.add, window, (1, 1, 1, 1), padding)
-    return x / (bias + alpha * squares) ** beta
+    result: jax.Array = x / (bias + alpha * squares) ** beta
+    return result
 
 
 lrn = local_response_normalization

@@ -11,29 +11,30 @@ import numpy as np
 
 from replicax.tf import _random
 from replicax.tf._absent import missing_from
+from replicax.tf._types import DTypeLike, ShapeLike
 
 
 def experimental_enable_numpy_behavior(prefer_float32: bool = False, dtype_conversion_mode: str = "legacy") -> None:
     """Nothing: tensors have NumPy's methods, and operands of different dtypes are promoted."""
 
 
-def _rand(*size: int) -> Any:
+def _rand(*size: int) -> jax.Array:
     return _random.uniform(size)
 
 
-def _randn(*size: int) -> Any:
+def _randn(*size: int) -> jax.Array:
     return _random.normal(size)
 
 
-def _uniform(low: float = 0.0, high: float = 1.0, size: Any = ()) -> Any:
+def _uniform(low: float = 0.0, high: float = 1.0, size: ShapeLike | None = ()) -> jax.Array:
     return _random.uniform(size if size is not None else (), low, high)
 
 
-def _standard_normal(size: Any = ()) -> Any:
+def _standard_normal(size: ShapeLike | None = ()) -> jax.Array:
     return _random.normal(size if size is not None else ())
 
 
-def _randint(low: int, high: int | None = None, size: Any = (), dtype: Any = np.int64) -> Any:
+def _randint(low: int, high: int | None = None, size: ShapeLike | None = (), dtype: DTypeLike = np.int64) -> jax.Array:
     low, high = (0, low) if high is None else (low, high)
     return _random.uniform(size if size is not None else (), low, high, dtype=dtype)
 

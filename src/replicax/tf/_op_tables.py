@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,11 +17,11 @@ from replicax.tf._ops import _NUMBERS, TENSORS, as_array, as_axis, axes_of, conv
 from replicax.tf._types import DTypeLike, TensorLike
 
 
-def elementwise(compute: Callable[[jax.Array], jax.Array], doc: str) -> Callable[..., Any]:
+def elementwise(compute: Callable[[jax.Array], jax.Array], doc: str) -> Callable[..., jax.Array]:
     """Returns an operation on one tensor, `x`."""
 
-    def op(x: TensorLike, name: str | None = None) -> jax.Array | IndexedSlices:
-        return on_rows(compute, x)
+    def op(x: TensorLike, name: str | None = None) -> jax.Array:
+        return on_rows(compute, x)  # type: ignore[return-value]  # IndexedSlices of IndexedSlices
 
     op.__doc__ = doc
     return on_values(1)(op)
@@ -34,7 +34,7 @@ def on_rows(compute: Callable[[jax.Array], jax.Array], x: TensorLike) -> jax.Arr
     return compute(convert_to_tensor(x))
 
 
-def pair(x: TensorLike, y: TensorLike) -> tuple[Any, Any]:
+def pair(x: TensorLike, y: TensorLike) -> tuple[jax.Array, jax.Array]:
     """Converts two operands to tensors; Python numbers and lists of numbers get the dtype of the other operand."""
     for value in (x, y):
         if isinstance(value, PerReplica):
@@ -51,32 +51,38 @@ def of_dtype(value: TensorLike, dtype: DTypeLike) -> jax.Array:
     return value.astype(dtype) if isinstance(value, TENSORS) else as_array(np.asarray(value).astype(dtype))
 
 
-def beside(value: TensorLike, other: TensorLike) -> Any:
+def beside(value: TensorLike, other: TensorLike) -> jax.Array:
     """Converts one operand of an operation with `other`; a number or a list of numbers gets the dtype of `other`."""
     if isinstance(value, _NUMBERS):
         dtype = np.dtype(getattr(other, "dtype", np.int8))
         if dtype.itemsize >= 8 and np.can_cast(np.asarray(value).dtype, dtype, "same_kind") and not is_shape(other):
             return of_dtype(value, dtype)
-        return value if hasattr(other, "dtype") else convert_to_tensor(value)
+        return value if hasattr(other, "dtype") else convert_to_tensor(value)  # type: ignore[return-value]  # a number
     if isinstance(value, (list, tuple)) and is_tensor(other) and not array_conversion.holds_arrays(value):
         return convert_to_tensor(value, other.dtype)
     return convert_to_tensor(value)
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, _NUMBERS)
+
+
 def tensors(x: TensorLike, y: TensorLike) -> tuple[jax.Array, jax.Array]:
     """Converts two operands like `pair`, to one dtype, for functions of `jax.lax` and those that differ at 0."""
     a, b = pair(x, y)
-    dtype = b.dtype if isinstance(a, _NUMBERS) else a.dtype if isinstance(b, _NUMBERS) else jnp.result_type(a, b)
+    dtype = b.dtype if _is_number(a) else a.dtype if _is_number(b) else jnp.result_type(a, b)
     return of_dtype(a, dtype), of_dtype(b, dtype)
 
 
 # Operations on strings, for which JAX has no arrays.
-_OF_STRINGS: dict[Callable[..., Any], np.ufunc] = {jnp.equal: np.equal, jnp.not_equal: np.not_equal}
+_OF_STRINGS: dict[Callable[..., jax.Array], np.ufunc] = {jnp.equal: np.equal, jnp.not_equal: np.not_equal}
 
 
 def binary(
-    compute: Callable[..., Any], doc: str, operands: Callable[[TensorLike, TensorLike], tuple[Any, Any]] = pair
-) -> Callable[..., Any]:
+    compute: Callable[..., jax.Array],
+    doc: str,
+    operands: Callable[[TensorLike, TensorLike], tuple[jax.Array, jax.Array]] = pair,
+) -> Callable[..., jax.Array]:
     """Returns an operation on two tensors, `x` and `y`, which are broadcast to one shape."""
     compute, of_strings = fitting(compute, of_broadcast), _OF_STRINGS.get(compute)
 
@@ -97,7 +103,7 @@ def binary(
 
 def reduction(
     compute: Callable[..., jax.Array], doc: str, keep_dtype: bool = True, logical: bool = False
-) -> Callable[..., Any]:
+) -> Callable[..., jax.Array]:
     """Returns a reduction `compute(tensor, axis=, keepdims=)`, whose result has the tensor's dtype.
 
     With `logical` it takes only bools; the other reductions take none.
@@ -136,14 +142,14 @@ def no_nan(compute: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[[ja
     return lambda x, y: jnp.where(y == 0, jnp.zeros_like(x), compute(x, jnp.where(y == 0, jnp.ones_like(y), y)))
 
 
-def take(tensor: Any, indices: Any, axis: int, **options: Any) -> Any:
+def take(tensor: jax.Array, indices: jax.Array | np.ndarray, axis: int, **options: Any) -> jax.Array:
     """Return `jnp.take`, also of no elements along an empty axis, where JAX ignores the shape of the indices."""
     if tensor.shape[axis] == 0 and indices.size == 0:
         return jnp.zeros((*tensor.shape[:axis], *indices.shape, *tensor.shape[axis + 1 :]), tensor.dtype)
     return jnp.take(tensor, indices, axis=axis, **options)
 
 
-def namespace_of(table: dict[str, Any], target: dict[str, Any]) -> None:
+def namespace_of(table: Mapping[str, Callable[..., object]], target: dict[str, Any]) -> None:
     """Adds a table's operations to a module's names."""
     for name, op in table.items():
         for function in (op, inspect.unwrap(op)):  # messages of the inner one name it too

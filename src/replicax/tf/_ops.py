@@ -35,7 +35,7 @@ from replicax.tf._operations import value_of
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
 
 # The classes of tensors of numbers.
-TENSORS: Any = (jax.Array, HostTensor)
+TENSORS: tuple[type[jax.Array], ...] = (jax.Array, HostTensor)  # type: ignore[assignment]  # see `_host.hosted`
 _NUMBERS = (bool, int, float, complex)
 
 
@@ -47,7 +47,7 @@ def convert_to_tensor(
 ) -> jax.Array:
     """Converts a number, a nested list of numbers, an array or a variable to a tensor."""
     if type(value) is HostTensor and dtype is None and not _conversions.registered:
-        return value  # type: ignore[return-value]
+        return value  # type: ignore[return-value]  # see `_host.hosted`
     if _conversions.registered:
         value = _conversions.converted(value, dtype, name)
     if isinstance(value, Variable):
@@ -61,7 +61,7 @@ def convert_to_tensor(
     if array_conversion.has_symbolic_sizes(value):
         return _of_sizes(value, np.int32 if dtype is None else as_dtype(dtype))
     if hasattr(value, "__jax_array__") and not isinstance(value, jax.Array):  # Keras's variables too
-        value = value.__jax_array__()
+        value = value.__jax_array__()  # type: ignore[union-attr]
     if isinstance(value, TENSORS):
         if dtype is not None and value.dtype != as_dtype(dtype):
             raise ValueError(
@@ -104,28 +104,29 @@ def _not_dense(value: Composite) -> ValueError:
     return ValueError(f"A {kind} is no dense tensor, got one of shape {shape}. Compute with its values ({ways}")
 
 
-def _is_of_bytes(value: Any) -> TypeGuard[np.ndarray]:
+def _is_of_bytes(value: object) -> TypeGuard[np.ndarray]:
     """Returns whether a value is an array of bytes objects, which takes less time than to look at each of them."""
-    objects = isinstance(value, np.ndarray) and value.dtype == np.dtype(object)
-    return objects and {*map(type, value.ravel().tolist())} == {bytes}
+    if not isinstance(value, np.ndarray) or value.dtype != np.dtype(object):
+        return False
+    return {*map(type, value.ravel().tolist())} == {bytes}
 
 
-def string_tensor(array: np.ndarray) -> Any:
+def string_tensor(array: np.ndarray) -> jax.Array:
     """Returns a tensor of strings: a NumPy array, which operations take as they take JAX's."""
-    return as_strings(array)
+    return as_strings(array)  # type: ignore[return-value]  # see `_host.hosted`
 
 
 def as_array(array: np.ndarray) -> jax.Array:
     """Returns a numpy array as a tensor of the same dtype."""
     if _host.is_on():
-        hosted: Any = _host.hosted(array)
-        return hosted
+        return _host.hosted(array)
     return array_conversion.as_array(array)
 
 
-def as_element(array: np.ndarray) -> Any:
+def as_element(array: np.ndarray) -> jax.Array:
     """Returns an array, of strings too, as datasets show it, and on the host in functions that run in Python."""
-    return _host.hosted(array) if _host.is_on() and array.dtype != object else as_tensor(array)
+    tensor: jax.Array = _host.hosted(array) if _host.is_on() and array.dtype != object else as_tensor(array)
+    return tensor
 
 
 def _of_sizes(value: TensorLike, dtype: np.dtype | type) -> jax.Array:
@@ -180,13 +181,13 @@ def constant(
 def identity(input: TensorLike, name: str | None = None) -> jax.Array:
     """Returns a new tensor with the same value."""
     if isinstance(input, Composite):
-        copied: Any = jax.tree.map(identity, input)
+        copied: jax.Array = jax.tree.map(identity, input)
         return copied
     tensor = convert_to_tensor(input)
     return tensor.copy() if tensor.dtype == np.dtype(object) else jnp.array(tensor, copy=True)
 
 
-def is_tensor(x: object) -> TypeGuard[jax.Array | Variable]:
+def is_tensor(x: object) -> TypeGuard[jax.Array]:
     """Returns whether `x` is a tensor or a variable."""
     return isinstance(x, (*TENSORS, Variable))
 
@@ -262,10 +263,10 @@ def _dimension(value: TensorLike) -> int:
     return _index(known(value, "An element of the shape", _STATIC))
 
 
-def _index(size: Any) -> Any:
+def _index(size: Any) -> int:
     """Returns a size as an int, or as the symbolic dimension that it is."""
-    size = size[()] if isinstance(size, np.ndarray) else size
-    return size if export.is_symbolic_dim(size) else operator.index(size)
+    number: Any = size[()] if isinstance(size, np.ndarray) else size
+    return number if export.is_symbolic_dim(number) else operator.index(number)  # type: ignore[return-value]
 
 
 def as_new_shape(shape: ShapeLike) -> tuple[int, ...]:
@@ -298,14 +299,14 @@ def as_axis(axis: TensorLike) -> Any:
     return int(array) if array.ndim == 0 else tuple(int(a) for a in array)
 
 
-def as_index(index: Any) -> Any:
+def as_index(index: object) -> Any:
     """Converts an index to the form that JAX takes: variables to values, lists to tuples, bounds of slices to ints."""
     if isinstance(index, list) and not any(isinstance(x, (bool, list, tuple)) for x in index):
         index = tuple(index)
     return tuple(map(_part_of_index, index)) if isinstance(index, tuple) else _part_of_index(index)
 
 
-def _part_of_index(part: Any) -> Any:
+def _part_of_index(part: object) -> Any:
     if isinstance(part, slice):
         return slice(*map(_bound, (part.start, part.stop, part.step)))
     return value_of(part)

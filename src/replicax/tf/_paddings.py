@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import jax
 import numpy as np
 
 from replicax.tf._core import InvalidArgumentError
@@ -15,7 +14,7 @@ from replicax.tf._types import TensorLike
 
 def required_space_to_batch_paddings(
     input_shape: TensorLike, block_shape: TensorLike, base_paddings: TensorLike = None, name: str | None = None
-) -> tuple[Any, Any]:
+) -> tuple[jax.Array, jax.Array]:
     """Returns what must be padded, and cropped again, so that sizes are multiples of those of a block.
 
     Args:
@@ -36,7 +35,9 @@ def required_space_to_batch_paddings(
     return convert_to_tensor(paddings), convert_to_tensor(crops)
 
 
-def space_to_batch(input: TensorLike, block_shape: TensorLike, paddings: TensorLike, name: str | None = None) -> Any:
+def space_to_batch(
+    input: TensorLike, block_shape: TensorLike, paddings: TensorLike, name: str | None = None
+) -> jax.Array:
     """Pads axes after the first, cuts them into blocks, and moves the places in a block into the batch.
 
     Args:
@@ -62,7 +63,7 @@ def space_to_batch(input: TensorLike, block_shape: TensorLike, paddings: TensorL
     return jnp.reshape(moved, (batch * int(np.prod(block)), *(s // b for s, b in zip(sizes, block.tolist())), *rest))
 
 
-def batch_to_space(input: TensorLike, block_shape: TensorLike, crops: TensorLike, name: str | None = None) -> Any:
+def batch_to_space(input: TensorLike, block_shape: TensorLike, crops: TensorLike, name: str | None = None) -> jax.Array:
     """Moves places in a block out of the batch, and crops the axes: the inverse of `space_to_batch`."""
     tensor = convert_to_tensor(input)
     block, widths = (known(x, what, "Give numbers.") for x, what in ((block_shape, "A block"), (crops, "Crops")))

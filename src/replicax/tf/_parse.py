@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn, TypeAlias
 
+import jax
 import numpy as np
 
 from replicax.tf import _features, _host, _wire, _wire_values
@@ -14,15 +15,16 @@ from replicax.tf._core import (
     Probe,
     RaggedTensor,
     SparseTensor,
+    TensorShape,
     as_dtype,
     as_tensor,
     record_blocks,
     tensors_of,
 )
-from replicax.tf._features import Plan
+from replicax.tf._features import Feature, Plan
 from replicax.tf._ops import as_element, known
-from replicax.tf._parsed_rows import Rows, shown
-from replicax.tf._types import TensorLike
+from replicax.tf._parsed_rows import ParsedRows, shown
+from replicax.tf._types import Composed, DTypeLike, Rows, TensorLike
 
 _DECODERS = {
     _wire.FLOAT: _wire_values.floats, _wire.INT64: _wire_values.integers, _wire.BYTES: _wire_values.strings,
@@ -30,8 +32,8 @@ _DECODERS = {
 
 
 def parse_example(
-    serialized: TensorLike, features: Mapping[str, Any], example_names: TensorLike = None, name: str | None = None
-) -> dict[str, Any]:
+    serialized: TensorLike, features: Mapping[str, Feature], example_names: TensorLike = None, name: str | None = None
+) -> dict[str, Composed]:
     """Parses a batch of serialized `tf.train.Example`s.
 
     Args:
@@ -51,7 +53,7 @@ def parse_example(
     plan = plan_of(features)
     records = strings_of(serialized)
     if not records.ndim:
-        return parsed(plan, [records[()]], alone=True)
+        return parsed(plan, [records.item()], alone=True)
     if records.ndim > 1:
         shape = ",".join(map(str, records.shape))
         raise InvalidArgumentError(f"Expected serialized to be a scalar or vector, got shape: [{shape}]")
@@ -63,8 +65,8 @@ def parse_example(
 
 
 def parse_single_example(
-    serialized: TensorLike, features: Mapping[str, Any], example_names: TensorLike = None, name: str | None = None
-) -> dict[str, Any]:
+    serialized: TensorLike, features: Mapping[str, Feature], example_names: TensorLike = None, name: str | None = None
+) -> dict[str, Composed]:
     """Parses one serialized `tf.train.Example`: as `parse_example`, without the batch's dimension.
 
     Raises:
@@ -77,14 +79,14 @@ def parse_single_example(
         raise ValueError(
             f"Input serialized must be a scalar, got shape {list(records.shape)}. Use tf.io.parse_example."
         )
-    record = records[()]
+    record = records.item()
     if found := _of_neighbors(plan, [record]):
         rows, within = found
         return rows.tensors((within, ...))
     return parsed(plan, [record], alone=True)
 
 
-def _of_neighbors(plan: Plan, records: Sequence[bytes]) -> tuple[Rows, int] | None:
+def _of_neighbors(plan: Plan, records: Sequence[bytes]) -> tuple[ParsedRows, int] | None:
     """Returns the values of some records' neighbors, and where theirs are; None where they are not parsed together."""
     if (neighbors := plan.neighbors) is None:
         if len(plan.dense) < len(plan.features):  # their sizes are not known
@@ -95,11 +97,11 @@ def _of_neighbors(plan: Plan, records: Sequence[bytes]) -> tuple[Rows, int] | No
     return None if found is None or found[0] is None else found
 
 
-def _dense_rows(plan: Plan, records: Sequence[bytes]) -> Rows | None:
+def _dense_rows(plan: Plan, records: Sequence[bytes]) -> ParsedRows | None:
     """Returns the values of records that are parsed together, None where one of them is not as the plan has it."""
     try:
         batch = _Batch(plan, list(records), [])
-        return Rows({key: batch._dense(key) for key in plan.features}, len(records))
+        return ParsedRows({key: batch._dense(key) for key in plan.features}, len(records))
     except (InvalidArgumentError, ValueError):
         return None
 
@@ -108,10 +110,10 @@ def _dense_rows(plan: Plan, records: Sequence[bytes]) -> Rows | None:
 _SMALL = record_blocks.GROUP // 4
 
 # The plans of the last calls: most programs pass the same features again and again.
-_plans: dict[tuple[Any, ...], Plan] = {}
+_plans: dict[tuple[object, ...], Plan] = {}
 
 
-def plan_of(features: Mapping[str, Any]) -> Plan:
+def plan_of(features: Mapping[str, Feature]) -> Plan:
     """Returns the plan of what a caller asks for; raises ValueError where that is nothing."""
     if features is None:
         raise ValueError("Invalid argument: features cannot be None.")
@@ -126,7 +128,7 @@ def plan_of(features: Mapping[str, Any]) -> Plan:
     return plan
 
 
-def strings_of(serialized: TensorLike) -> Any:
+def strings_of(serialized: TensorLike) -> np.ndarray:
     """Returns strings as a numpy array of bytes."""
     if isinstance(serialized, np.ndarray) and serialized.dtype == np.dtype(object):
         return np.asarray(serialized)
@@ -206,7 +208,7 @@ class _Batch:
                 raise ValueError("How many rows the feature has is not known.")
             own = self.plan.dense[key].size if key in self.plan.dense else size
             if isinstance(feature, _features.FixedLenSequenceFeature):
-                own = size * int(_features.TensorShape(feature.shape).num_elements() or 1)
+                own = size * int(TensorShape(feature.shape).num_elements() or 1)
             names = [getattr(feature, "value_key", None) or key]
             if isinstance(feature, _features.SparseFeature):
                 names += _features.index_keys(feature)
@@ -217,22 +219,23 @@ class _Batch:
                     values[:] = [Probe.of_size(size)] * len(values)
                 self._columns[name] = _Column(values, np.full(count, own), np.full(count, kind), key in self.plan.dense)
 
-    def tensors(self) -> dict[str, Any]:
+    def tensors(self) -> dict[str, Composed]:
         """Returns the tensors of all features."""
-        found: dict[str, Any] = {}
+        found: dict[str, Composed] = {}
         arrays: dict[str, np.ndarray] = {}
         for key, feature in self.plan.features.items():
             if isinstance(feature, _features.FixedLenFeature):
-                found[key] = arrays[key] = self._dense(key)
+                arrays[key] = self._dense(key)
             elif isinstance(feature, _features.VarLenFeature):
                 found[key] = self._sparse(self._columns[key])
             elif isinstance(feature, _features.FixedLenSequenceFeature):
-                found[key] = arrays[key] = self._sequence(key, feature)
+                arrays[key] = self._sequence(key, feature)
             elif isinstance(feature, _features.SparseFeature):
                 found[key] = self._indexed(feature)
             else:
                 found[key] = self._ragged(key, feature)
-        return found | shown(arrays)
+        tensors = shown(arrays)
+        return {key: tensors[key] if key in tensors else found[key] for key in self.plan.features}
 
     # --- what the features become ---
 
@@ -260,7 +263,7 @@ class _Batch:
     def _sequence(self, key: str, feature: _features.FixedLenSequenceFeature) -> np.ndarray:
         if not feature.allow_missing:
             raise ValueError("Unsupported: FixedLenSequenceFeature requires allow_missing to be True.")
-        shape = _features.TensorShape(feature.shape)
+        shape = TensorShape(feature.shape)
         column, size = self._columns[key], int(shape.num_elements() or 1)
         if (wrong := column.counts % size != 0).any():
             record = int(np.flatnonzero(wrong)[0])
@@ -317,7 +320,7 @@ class _Batch:
             places, flat = places[order], flat[order]
         return sparse_tensor(places, flat, [*([] if self._alone else [len(self.records)]), *sizes])
 
-    def _ragged(self, key: str, feature: _features.RaggedFeature) -> Any:
+    def _ragged(self, key: str, feature: _features.RaggedFeature) -> Rows:
         column = self._columns[feature.value_key or key]
         splits_dtype = feature.row_splits_dtype
         parts = [_partition(part, self._columns, len(self.records)) for part in feature.partitions]
@@ -326,7 +329,7 @@ class _Batch:
 
     # --- errors ---
 
-    def _who(self, wrong: Any) -> str:
+    def _who(self, wrong: np.ndarray | np.bool) -> str:
         """Returns the beginning of a message about the first record of which this holds."""
         if self._alone:
             return ""
@@ -357,7 +360,7 @@ class _Batch:
         )
 
 
-def parsed(plan: Plan, records: list[bytes], alone: bool) -> dict[str, Any]:
+def parsed(plan: Plan, records: list[bytes], alone: bool) -> dict[str, Composed]:
     """Returns the tensors of the features of records; of a single one, where it is `alone`, without its dimension."""
     return _Batch(plan, records, [], alone).tensors()
 
@@ -382,23 +385,26 @@ def _sparse_tensor(indices: np.ndarray, values: np.ndarray, shape: list[int]) ->
 # --- ragged features --------------------------------------------------------------------------------------------------
 
 
-def _partition(part: Any, columns: dict[str, _Column], count: int) -> tuple[Any, np.ndarray | None, np.ndarray | None]:
+# A partition, and the values and counts of its feature; no values for rows of one length.
+_Part: TypeAlias = "tuple[_features.Partition, np.ndarray, np.ndarray]"
+
+_NONE = np.empty(0, np.int64)
+
+
+def _partition(part: _features.Partition, columns: dict[str, _Column], count: int) -> _Part:
     """Returns a partition with its feature's values and counts; without those where the rows have one length."""
     if isinstance(part, _features._UniformRowLength):
-        return part, None, None
+        return part, _NONE, _NONE
     column = columns[part.key]
     return part, column.values, column.counts
 
 
-def _partitioned(
-    values: Any, counts: np.ndarray, parts: list[tuple[Any, np.ndarray | None, np.ndarray | None]], dtype: Any
-) -> tuple[Any, np.ndarray]:
+def _partitioned(values: Rows, counts: np.ndarray, parts: list[_Part], dtype: DTypeLike) -> tuple[Rows, np.ndarray]:
     """Returns values in the rows of these partitions, the outermost first, and how many rows each record has."""
     for part, found, own in reversed(parts):
-        if found is None or own is None:
-            uniform = part.length
-            values = _uniform(values, uniform)
-            counts = counts // uniform
+        if isinstance(part, _features._UniformRowLength):
+            values = _uniform(values, part.length)
+            counts = counts // part.length
             continue
         borders = np.concatenate([[0], own.cumsum()])
         lengths = [
@@ -412,7 +418,7 @@ def _partitioned(
     return values, counts
 
 
-def _lengths(part: Any, found: np.ndarray, total: int) -> np.ndarray:
+def _lengths(part: _features.Partition, found: np.ndarray, total: int) -> np.ndarray:
     """Returns the lengths of the rows of one record's values."""
     if isinstance(part, _features._RowLengths):
         return found
@@ -425,14 +431,15 @@ def _lengths(part: Any, found: np.ndarray, total: int) -> np.ndarray:
     return np.bincount(found) if len(found) else found
 
 
-def _uniform(values: Any, length: int) -> Any:
+def _uniform(values: Rows, length: int) -> Rows:
     if isinstance(values, RaggedTensor):
         rows = np.full(values.nrows() // length, length)
         return rows_of(values, rows, values.row_splits.dtype)
-    return as_tensor(np.asarray(values).reshape(-1, length, *np.shape(values)[1:]))
+    rows_of_values: jax.Array = as_tensor(np.asarray(values).reshape(-1, length, *np.shape(values)[1:]))
+    return rows_of_values
 
 
-def rows_of(values: Any, lengths: np.ndarray, dtype: Any) -> RaggedTensor:
+def rows_of(values: Rows, lengths: np.ndarray, dtype: DTypeLike) -> RaggedTensor:
     """Returns a RaggedTensor of values and the lengths of the rows."""
     splits = np.concatenate([[0], np.cumsum(lengths)]).astype(as_dtype(dtype))
     return RaggedTensor(values, as_tensor(splits))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+import types
 
 import numpy as np
 
 from replicax.tf import _host
 from replicax.tf._core import Strings, calls, tensors_of
+from replicax.tf._types import Composed
 
 _VIEWED = 8  # bytes of a row up to which it is a view
 
 
-class Rows:
+class ParsedRows:
     """The values of records that were parsed together, one record's or a few ones' to be taken by themselves.
 
     A row of a few bytes is a view of its column, which takes less than a copy. It keeps the column, which is not much
@@ -31,7 +32,7 @@ class Rows:
                 self._columns[place] = own = column.copy()  # it was part of a larger array
                 own.flags.writeable = False
 
-    def tensors(self, which: Any) -> dict[str, Any]:
+    def tensors(self, which: slice | tuple[int | types.EllipsisType, ...]) -> dict[str, Composed]:
         """Returns the tensors of some of the records, where `which` is an index of NumPy for a view."""
         arrays = list(map(np.ndarray.__getitem__, self._columns, itertools.repeat(which)))
         for place in self._copied:
@@ -42,12 +43,13 @@ class Rows:
             return shown(dict(zip(self._keys, arrays)))
         tensors = list(map(np.ndarray.view, arrays, self._types))
         calls.hand_out(tensors, arrays)
-        return dict(zip(self._keys, tensors))
+        found: dict[str, Composed] = dict(zip(self._keys, tensors))  # type: ignore[arg-type]  # see `_host.hosted`
+        return found
 
 
-def shown(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+def shown(arrays: dict[str, np.ndarray]) -> dict[str, Composed]:
     """Returns arrays as `as_element` does, all at once."""
     if _host.is_on():
         return {key: _host.hosted(array) for key, array in arrays.items()}
-    found: dict[str, Any] = tensors_of(arrays)
+    found: dict[str, Composed] = tensors_of(arrays)
     return found

@@ -11,12 +11,15 @@ import functools
 import importlib
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from replicax.tf import _host
-from replicax.tf._core import Original, RaggedTensor, SparseTensor, Strings, wrap
+from replicax.tf._core import Original, RaggedTensor, SparseTensor, Strings, Tree, wrap
+from replicax.tf._types import DTypeLike, Rows, TensorLike
 
 _MODULES = ("string_lookup", "integer_lookup", "index_lookup", "text_vectorization", "hashing", "hashed_crossing")
 _STAND_IN = "keras.src.backend.tensorflow"
@@ -39,12 +42,12 @@ class _TensorFlow:
         return isinstance(value, _host.Tensor) or _tf().is_tensor(value)
 
     @functools.cached_property
-    def math(self) -> Any:
+    def math(self) -> types.SimpleNamespace:
         """The functions of `tf.math`, of which `bincount` takes ragged values too."""
         return types.SimpleNamespace(**vars(importlib.import_module("replicax.tf._math")), bincount=_bincount)
 
     @staticmethod
-    def map_fn(function: Any, elems: Any) -> Any:
+    def map_fn(function: Callable[[Tree], Tree], elems: Tree) -> Tree:
         """Returns a function of each row, also of a RaggedTensor."""
         tf = _tf()
         ragged = isinstance(elems, tf.RaggedTensor)
@@ -69,7 +72,7 @@ class _OnHost:
         ours = getattr(_tf(), name)
 
         @functools.wraps(found)
-        def call(x: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(x: object, *args: object, **kwargs: object) -> object:
             return (ours if isinstance(x, (Strings, _host.HostTensor)) else found)(x, *args, **kwargs)
 
         setattr(self, name, call)
@@ -81,22 +84,24 @@ def _tf() -> Any:
     return importlib.import_module("replicax.tf")
 
 
-def _bincount(inputs: Any, **options: Any) -> Any:
+def _bincount(inputs: TensorLike, **options: Any) -> Rows:
     """Returns `tf.math.bincount`, of each row of a RaggedTensor too."""
     tf = _tf()
     if not isinstance(inputs, RaggedTensor):
-        return tf.math.bincount(inputs, **options)
+        plain: jax.Array = tf.math.bincount(inputs, **options)
+        return plain
     depth = int(options["maxlength"])
     values, rows = np.asarray(inputs.values), np.asarray(inputs.value_rowids())
     inside = (values >= 0) & (values < depth)
     counts = np.zeros((inputs.nrows(), depth), np.int64)
     np.add.at(counts, (rows[inside], values[inside]), 1)
-    return tf.convert_to_tensor(
+    of_rows: jax.Array = tf.convert_to_tensor(
         (np.minimum(counts, 1) if options.get("binary_output") else counts).astype(options["dtype"])
     )
+    return of_rows
 
 
-def _kept_if_strings(convert: Original, outputs: Any, dtype: Any = None) -> Any:
+def _kept_if_strings(convert: Original, outputs: TensorLike, dtype: DTypeLike | None = None) -> TensorLike:
     """Converts the output of a layer to a tensor of the backend, unless it is made of strings or on the host."""
     return (
         outputs
@@ -109,7 +114,7 @@ def _kept_if_strings(convert: Original, outputs: Any, dtype: Any = None) -> Any:
 _LOOKUPS = {"StringLookup", "IntegerLookup", "TextVectorization", "Hashing", "HashedCrossing"}
 
 
-def _call_layer(call: Original, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _call_layer(call: Original, layer: Any, /, *args: Tree, **kwargs: Tree) -> Tree:
     """Call a layer; call a lookup directly in a function of a dataset, where `Layer.__call__` would double its time."""
     args = tuple(map(_with_numpy_strings, args))
     kwargs = {name: _with_numpy_strings(value) for name, value in kwargs.items()}
@@ -120,7 +125,7 @@ def _call_layer(call: Original, layer: Any, /, *args: Any, **kwargs: Any) -> Any
     return call(layer, *args, **kwargs)
 
 
-def _with_numpy_strings(inputs: Any) -> Any:
+def _with_numpy_strings(inputs: Tree) -> Tree:
     """Convert a list with strings in it to NumPy arrays, since Keras refuses a mix of its tensors and other objects."""
     if isinstance(inputs, (list, tuple)) and any(isinstance(x, Strings) for x in inputs):
         return type(inputs)(np.asarray(x) for x in inputs)

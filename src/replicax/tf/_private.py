@@ -11,9 +11,13 @@ import importlib
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from replicax.tf import _absent
+from replicax.tf._core import Tree
+from replicax.tf._types import TensorLike
+
+_T = TypeVar("_T")
 
 # The modules in `tensorflow` whose names are private.
 ROOTS = ("__internal__", "core", "python", "tools")
@@ -184,23 +188,23 @@ def _public(name: str) -> Any:
 # What no public name stands for.
 
 
-def _decorator(*_: Any, **__: Any) -> Callable[[Any], Any]:
+def _decorator(*_: object, **__: object) -> Callable[[_T], _T]:
     """Returns a decorator that leaves what it decorates as it is."""
     return lambda decorated: decorated
 
 
-def _smart_cond(pred: Any, true_fn: Any = None, false_fn: Any = None, name: str | None = None) -> Any:
+def _smart_cond(pred: TensorLike, true_fn: Tree = None, false_fn: Tree = None, name: str | None = None) -> Tree:
     """Calls one of two functions where the condition is known, and is `tf.cond` where not."""
     known = _smart_constant_value(pred)
     return _public("cond")(pred, true_fn, false_fn) if known is None else (true_fn if known else false_fn)()
 
 
-def _smart_constant_value(pred: Any) -> Any:
+def _smart_constant_value(pred: TensorLike) -> object:
     """Returns the value of a condition where it is known while a function is traced, and None where not."""
     return pred if isinstance(pred, (bool, int)) else _public("get_static_value")(pred)
 
 
-def _list_local_devices(session_config: Any = None) -> list[types.SimpleNamespace]:
+def _list_local_devices(session_config: object = None) -> list[types.SimpleNamespace]:
     """Lists the devices of this process, as objects with a `name` and a `device_type`."""
     devices = _public("config.list_logical_devices")()
     return [types.SimpleNamespace(name=each.name, device_type=each.device_type, memory_limit=0) for each in devices]
@@ -216,34 +220,37 @@ def _context() -> types.SimpleNamespace:
     return types.SimpleNamespace(executing_eagerly=lambda: True, device_spec=device, num_gpus=_num_gpus)
 
 
-def _make_decorator(target: Any, decorator_func: Any, *_: Any, **__: Any) -> Any:
+def _make_decorator(
+    target: Callable[..., object], decorator_func: Callable[..., object], *_: object, **__: object
+) -> Callable[..., object]:
     """Returns `decorator_func` as a decorated form of `target`."""
-    return functools.update_wrapper(decorator_func, target)
+    functools.update_wrapper(decorator_func, target)
+    return decorator_func
 
 
 class _Metric:
     """A count or a value of TensorFlow's monitoring, which nobody reads."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         self._value: Any = None
 
     def get_cell(self, *labels: str) -> _Metric:
         """Returns the metric itself, whatever the labels."""
         return self
 
-    def set(self, value: Any) -> None:
+    def set(self, value: object) -> None:
         """Sets the value."""
         self._value = value
 
-    def value(self) -> Any:
+    def value(self) -> object:
         """Returns the value."""
         return self._value
 
-    def increase_by(self, value: Any) -> None:
+    def increase_by(self, value: int | float) -> None:
         """Adds to the value."""
         self._value = (self._value or 0) + value
 
-    def add(self, value: Any) -> None:
+    def add(self, value: object) -> None:
         """Does nothing: samples are not kept."""
 
 

@@ -16,25 +16,25 @@ from replicax.tf._core import (
     InvalidArgumentError,
     RaggedTensor,
     RaggedTensorSpec,
+    Tree,
     as_dtype,
-    as_strings,
     as_tensor,
     is_composite,
 )
 from replicax.tf._features import default_of
-from replicax.tf._ops import convert_to_tensor, known
-from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
+from replicax.tf._ops import convert_to_tensor, known, string_tensor
+from replicax.tf._types import DTypeLike, Rows, ShapeLike, TensorLike
 from replicax.tf._wire import BYTES
 
 
 def constant(
-    pylist: Any,
+    pylist: Sequence[object],
     dtype: DTypeLike | None = None,
     ragged_rank: int | None = None,
     inner_shape: ShapeLike | None = None,
     name: str | None = None,
     row_splits_dtype: DTypeLike = np.int64,
-) -> Any:
+) -> Rows:
     """Returns a RaggedTensor of nested lists.
 
     Args:
@@ -47,14 +47,15 @@ def constant(
     depth = _depth(pylist)
     inner = 0 if inner_shape is None else np.asarray(inner_shape).size
     rank = max(0, depth - 1 - inner) if ragged_rank is None else ragged_rank
-    splits, level = list[np.ndarray](), pylist
-    values: Any
+    splits = list[np.ndarray]()
+    level: Any = pylist
+    values: Rows
     for _ in builtins.range(rank):
         lengths = [len(row) for row in level]
         splits.append(np.cumsum([0, *lengths]))
         level = [item for row in level for item in row]
     strings = dtype is not None and as_dtype(dtype) == np.dtype(object)
-    values = as_strings(default_of(level, BYTES)) if strings else convert_to_tensor(
+    values = string_tensor(default_of(level, BYTES)) if strings else convert_to_tensor(
         np.zeros(0, as_dtype(dtype or np.float32)) if not len(level) else level, None if not len(level) else dtype
     )  # fmt: skip
     for row in reversed(splits):
@@ -62,14 +63,14 @@ def constant(
     return values
 
 
-def _depth(value: Any) -> int:
+def _depth(value: object) -> int:
     """Returns how deep lists are nested."""
     if isinstance(value, np.ndarray):
         return value.ndim if value.dtype != object else 1 + max(map(_depth, value), default=0)
     return 1 + max(map(_depth, value), default=0) if isinstance(value, (list, tuple)) else 0
 
 
-def stack(values: Sequence[Any], axis: int = 0, name: str | None = None) -> RaggedTensor:
+def stack(values: Sequence[TensorLike], axis: int = 0, name: str | None = None) -> RaggedTensor:
     """Stacks tensors that may have different lengths along the new first dimension (or, with axis 1, the second)."""
     rows = [x if isinstance(x, RaggedTensor) else convert_to_tensor(x) for x in values]
     if axis not in (0, 1) or not rows:
@@ -81,7 +82,7 @@ def stack(values: Sequence[Any], axis: int = 0, name: str | None = None) -> Ragg
     return RaggedTensor(concatenated(rows), as_tensor(np.cumsum([0, *lengths], dtype=np.int64)))
 
 
-def concatenated(parts: Sequence[Any]) -> Any:
+def concatenated(parts: Sequence[Rows]) -> Rows:
     """Join ragged and dense tensors along the first dimension."""
     from replicax.tf._arrays import concat
 
@@ -89,26 +90,26 @@ def concatenated(parts: Sequence[Any]) -> Any:
         return concat(list(parts), 0)
     ragged = [x if isinstance(x, RaggedTensor) else RaggedTensor.from_tensor(x) for x in parts]
     traced = any(isinstance(x.row_splits, jax.core.Tracer) for x in ragged)
-    splits: Any = [x.row_splits if traced else np.asarray(x.row_splits) for x in ragged]
+    splits = [x.row_splits if traced else np.asarray(x.row_splits) for x in ragged]
     offsets = itertools.accumulate(row[-1] for row in splits[:-1])
     joined = (jnp if traced else np).concatenate([splits[0], *(row[1:] + n for row, n in zip(splits[1:], offsets))])
     return RaggedTensor(concatenated([x.values for x in ragged]), joined if traced else as_tensor(joined))
 
 
-def map_flat_values(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def map_flat_values(op: Callable[..., Rows], *args: object, **kwargs: object) -> Rows:
     """Returns `op` of the values of RaggedTensors, in the same rows."""
     ragged = [x for x in (*args, *kwargs.values()) if isinstance(x, RaggedTensor)]
     if not ragged:
         return op(*args, **kwargs)
     check_splits(ragged, "map_flat_values")
 
-    def inner(x: Any) -> Any:
+    def inner(x: object) -> object:
         return x.flat_values if isinstance(x, RaggedTensor) else x
 
     return ragged[0].with_flat_values(op(*map(inner, args), **{key: inner(x) for key, x in kwargs.items()}))
 
 
-def map_rows(fn: Callable[[Any], Any], elems: Any, signature: Any) -> Any:
+def map_rows(fn: Callable[[Tree], Tree], elems: Tree, signature: Tree) -> Tree:
     """Call a function for each row of a structure of ragged and dense tensors, and stack the results.
 
     Args:
@@ -141,7 +142,7 @@ def map_rows(fn: Callable[[Any], Any], elems: Any, signature: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(rows[0], is_leaf=is_composite) if rows else form, stacked)
 
 
-def _stack_as(spec: Any, rows: list[Any]) -> Any:
+def _stack_as(spec: object, rows: list[Rows]) -> Rows:
     """Return the rows as a RaggedTensor if `spec`, a spec, a dtype or a tensor, is ragged; else as a dense tensor."""
     from replicax.tf._arrays import stack as stack_dense
 
@@ -183,14 +184,16 @@ def range(
     return RaggedTensor(as_tensor(np.concatenate([np.empty(0, kind), *rows]).astype(kind)), as_tensor(splits))
 
 
-def boolean_mask(data: Any, mask: Any, name: str | None = None) -> Any:
+def boolean_mask(data: TensorLike, mask: TensorLike, name: str | None = None) -> Rows:
     """Returns the elements for which a mask of the same shape is true, each in its row."""
     if not isinstance(mask, RaggedTensor):
         array = np.asarray(known(convert_to_tensor(mask), "A mask", "Use it outside of functions."), bool)
         if array.ndim == 1:
             return _chosen(data, np.flatnonzero(array))
-        mask = RaggedTensor.from_tensor(convert_to_tensor(array))
-        data = data if isinstance(data, RaggedTensor) else RaggedTensor.from_tensor(convert_to_tensor(data))
+        rows = data if isinstance(data, RaggedTensor) else RaggedTensor.from_tensor(convert_to_tensor(data))
+        return boolean_mask(rows, RaggedTensor.from_tensor(convert_to_tensor(array)))
+    if not isinstance(data, RaggedTensor):
+        raise ValueError(f"boolean_mask: a ragged mask needs ragged data, got {type(data).__name__}.")
     inside = boolean_mask(data.values, mask.values)
     kept, splits = np.asarray(mask.flat_values, bool), np.asarray(mask.row_splits)
     if isinstance(mask.values, RaggedTensor):
@@ -199,17 +202,18 @@ def boolean_mask(data: Any, mask: Any, name: str | None = None) -> Any:
     return RaggedTensor(inside, as_tensor(counts.astype(splits.dtype)))
 
 
-def _chosen(data: Any, rows: np.ndarray) -> Any:
+def _chosen(data: TensorLike, rows: np.ndarray) -> Rows:
     if not isinstance(data, RaggedTensor):
         return convert_to_tensor(data)[rows]
     return stack([data[int(i)] for i in rows])
 
 
-def row_splits_to_segment_ids(splits: TensorLike, name: str | None = None, out_type: DTypeLike | None = None) -> Any:
+def row_splits_to_segment_ids(splits: TensorLike, name: str | None = None, out_type: DTypeLike | None = None) -> Rows:
     """Returns the row of each value."""
     lengths = np.diff(np.asarray(known(splits, "Splits", "Use them outside of functions.")))
     ids = np.repeat(np.arange(len(lengths)), lengths)
-    return as_tensor(ids.astype(np.int64 if out_type is None else as_dtype(out_type)))
+    result: Rows = as_tensor(ids.astype(np.int64 if out_type is None else as_dtype(out_type)))
+    return result
 
 
 RAGGED = "boolean_mask constant map_flat_values range row_splits_to_segment_ids stack"

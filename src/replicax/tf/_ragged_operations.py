@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from replicax.tf import _arrays, _casts, _composites, _indexing, _math, _operations, _ragged
 from replicax.tf._core import InvalidArgumentError, RaggedTensor, SparseTensor, as_tensor
 from replicax.tf._host import jnp
 from replicax.tf._ops import as_axis, check_range, convert_to_tensor, known
 from replicax.tf._segments import SEGMENTS
-from replicax.tf._types import TensorLike
+from replicax.tf._types import Composed, Rows, TensorLike
 
 # Operations on one tensor that TensorFlow computes with the values of a SparseTensor.
 _ON_SPARSE = {
@@ -29,7 +30,9 @@ _OPS = _math.TABLE
 _HOST = "The lengths of rows are known outside of compiled code."
 
 
-def compute(op: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def compute(
+    op: Callable[..., Rows], name: str, args: tuple[TensorLike, ...], kwargs: dict[str, TensorLike]
+) -> Composed | None:
     """Compute an operation with ragged or sparse arguments, which may be elements of lists.
 
     Raises:
@@ -40,7 +43,8 @@ def compute(op: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: di
     if sparse := [x for x in parts if isinstance(x, SparseTensor)]:
         first = args[0] if args else None
         if name == "divide" and isinstance(first, SparseTensor):
-            return first / args[1]
+            scaled: SparseTensor = first / args[1]  # type: ignore[operator, assignment]  # see `_ragged_operators`
+            return scaled
         if name not in _ON_SPARSE or first is not sparse[0]:
             raise ValueError(
                 f"`{name}` takes no SparseTensor, got one of shape {list(sparse[0].shape)}. Use an operation of "
@@ -66,7 +70,7 @@ def _refusal(name: str, ragged: RaggedTensor, condition: str = "") -> ValueError
     )
 
 
-def _is_elementwise(op: Callable[..., Any], name: str, call: inspect.BoundArguments, count: int) -> bool:
+def _is_elementwise(op: Callable[..., Rows], name: str, call: inspect.BoundArguments, count: int) -> bool:
     """Return whether an operation computes each element by itself; `count` is the number of ragged arguments."""
     operands = _composites.operands_of(op, call)
     if name == "where" and None in map(operands.get, ("x", "y")):
@@ -79,12 +83,12 @@ def _is_elementwise(op: Callable[..., Any], name: str, call: inspect.BoundArgume
 # Reductions.
 
 
-def _reduction(kind: str) -> Callable[..., Any]:
+def _reduction(kind: str) -> Callable[..., Rows]:
     """Return the reduction of a ragged tensor by an operation on segments."""
 
     def reduce(
         input_tensor: RaggedTensor, axis: TensorLike = None, keepdims: bool | None = False, name: str | None = None
-    ) -> Any:
+    ) -> Rows:
         if input_tensor.dtype in (np.bool_, np.object_):
             raise InvalidArgumentError(
                 f"reduce_{kind} takes numbers, got a RaggedTensor of dtype {input_tensor.dtype}: use tf.cast."
@@ -94,7 +98,7 @@ def _reduction(kind: str) -> Callable[..., Any]:
     return reduce
 
 
-def _reduce(kind: str, x: Any, axis: Any, keepdims: bool) -> Any:
+def _reduce(kind: str, x: Rows, axis: int | tuple[int, ...] | None, keepdims: bool) -> Rows:
     """Return the reduction of a ragged or dense tensor along an axis, or along several, the innermost first."""
     plain = _OPS[f"reduce_{kind}"]
     if not isinstance(x, RaggedTensor):
@@ -112,7 +116,7 @@ def _reduce(kind: str, x: Any, axis: Any, keepdims: bool) -> Any:
     return x
 
 
-def _reduce_axis(kind: str, x: Any, axis: int, keepdims: bool) -> Any:
+def _reduce_axis(kind: str, x: Rows, axis: int, keepdims: bool) -> Rows:
     if not isinstance(x, RaggedTensor):
         return _reduce(kind, x, axis, keepdims)
     if axis > 1:
@@ -132,52 +136,52 @@ def _columns(x: RaggedTensor) -> tuple[np.ndarray, int]:
     return np.arange(lengths.sum()) - np.repeat(splits[:-1], lengths), int(lengths.max(initial=0))
 
 
-def _over_segments(combine: Callable[..., Any], values: Any, segments: Any, count: int) -> Any:
+def _over_segments(combine: Callable[..., Rows], values: Rows, segments: ArrayLike, count: int) -> Rows:
     """Combine the values of each segment; rows are combined element by element, up to the longest one."""
     if not isinstance(values, RaggedTensor):
         return combine(values, segments, count)
-    segments = known(segments, "The rows of a segment", _HOST)
+    rows = known(segments, "The rows of a segment", _HOST)
     columns, _ = _columns(values)
     lengths = np.zeros(count, np.int64)
-    np.maximum.at(lengths, segments, np.diff(np.asarray(values.row_splits)))
+    np.maximum.at(lengths, rows, np.diff(np.asarray(values.row_splits)))
     splits = np.append(0, lengths.cumsum())
-    inner = splits[segments][values.value_rowids()] + columns
+    inner = splits[rows][values.value_rowids()] + columns
     return RaggedTensor(_over_segments(combine, values.values, inner, int(splits[-1])), as_tensor(splits))
 
 
 def reduce_mean(
     input_tensor: RaggedTensor, axis: TensorLike = None, keepdims: bool | None = False, name: str | None = None
-) -> Any:
+) -> Rows:
     total, count = (_OPS["reduce_sum"](x, axis, keepdims) for x in (input_tensor, _arrays.ones_like(input_tensor)))
     return _OPS["divide"](total, count)
 
 
 def reduce_any(
     input_tensor: RaggedTensor, axis: TensorLike = None, keepdims: bool | None = False, name: str | None = None
-) -> Any:
+) -> Rows:
     return _OPS["not_equal"](_OPS["reduce_sum"](_is_true(input_tensor), axis, keepdims), 0)
 
 
 def reduce_all(
     input_tensor: RaggedTensor, axis: TensorLike = None, keepdims: bool | None = False, name: str | None = None
-) -> Any:
+) -> Rows:
     return _OPS["not_equal"](_OPS["reduce_min"](_is_true(input_tensor), axis, keepdims), 0)
 
 
-def _is_true(x: RaggedTensor) -> Any:
+def _is_true(x: RaggedTensor) -> Rows:
     return _casts.cast(_casts.cast(x, np.bool_), np.int32)
 
 
 def reduce_variance(
     input_tensor: RaggedTensor, axis: TensorLike = None, keepdims: bool | None = False, name: str | None = None
-) -> Any:
+) -> Rows:
     square = _OPS["reduce_mean"](_OPS["square"](input_tensor), axis, keepdims)
     return _OPS["maximum"](_OPS["subtract"](square, _OPS["square"](reduce_mean(input_tensor, axis, keepdims))), 0)
 
 
 def reduce_std(
     input_tensor: RaggedTensor, axis: TensorLike = None, keepdims: bool | None = False, name: str | None = None
-) -> Any:
+) -> Rows:
     return _OPS["sqrt"](reduce_variance(input_tensor, axis, keepdims))
 
 
@@ -191,9 +195,9 @@ def gather(
     axis: TensorLike = None,
     batch_dims: int = 0,
     name: str | None = None,
-) -> Any:
+) -> Rows:
     """Return the rows of a table at ragged indices, or the rows of a ragged tensor."""
-    ragged = params if isinstance(params, RaggedTensor) else indices
+    ragged: RaggedTensor = params if isinstance(params, RaggedTensor) else indices
     if batch_dims or as_axis(axis) not in (None, 0):
         raise _refusal("gather", ragged, " with an axis or batch_dims")
     if isinstance(indices, RaggedTensor):
@@ -204,14 +208,15 @@ def gather(
     places = known(convert_to_tensor(indices), "The number of a row", _HOST)
     check_range(convert_to_tensor(places), params.nrows(), "gather")
     if not places.ndim:
-        return params[int(places)]
-    rows = params._chosen(places.reshape(-1).tolist())
+        row: Rows = params[int(places)]
+        return row
+    rows: RaggedTensor = params._chosen(places.reshape(-1).tolist())
     for size in places.shape[:0:-1]:
         rows = RaggedTensor.from_uniform_row_length(rows, size)
     return rows
 
 
-def embedding_lookup(params: Any, ids: RaggedTensor, max_norm: TensorLike = None, name: str | None = None) -> Any:
+def embedding_lookup(params: Rows, ids: RaggedTensor, max_norm: TensorLike = None, name: str | None = None) -> Rows:
     """Return the rows of a table at ragged ids."""
     if not isinstance(ids, RaggedTensor):
         raise _refusal("embedding_lookup", params, " as its table")
@@ -226,7 +231,7 @@ def embedding_lookup(params: Any, ids: RaggedTensor, max_norm: TensorLike = None
 # Joins and shapes.
 
 
-def concat(values: Sequence[Any], axis: TensorLike, name: str = "concat") -> Any:
+def concat(values: Sequence[TensorLike], axis: TensorLike, name: str = "concat") -> Rows:
     """Join ragged and dense tensors along an axis."""
     parts = [x if isinstance(x, RaggedTensor) else convert_to_tensor(x) for x in values]
     rank = len(next(x for x in parts if isinstance(x, RaggedTensor)).shape)
@@ -239,7 +244,7 @@ def concat(values: Sequence[Any], axis: TensorLike, name: str = "concat") -> Any
     return _join(parts, along % rank)
 
 
-def _join(parts: Sequence[Any], axis: int) -> Any:
+def _join(parts: Sequence[Rows], axis: int) -> Rows:
     if not any(isinstance(x, RaggedTensor) for x in parts):
         return _arrays.concat(parts, axis)
     if axis == 0:
@@ -262,17 +267,19 @@ def _join(parts: Sequence[Any], axis: int) -> Any:
     )
 
 
-def stack(values: Sequence[Any], axis: int = 0, name: str = "stack") -> Any:
+def stack(values: Sequence[TensorLike], axis: int = 0, name: str = "stack") -> Rows:
     """Stack ragged and dense tensors."""
     return _ragged.stack(values, axis)
 
 
-def add_n(inputs: Sequence[Any], name: str | None = None) -> Any:
+def add_n(inputs: Sequence[Rows] | Rows, name: str | None = None) -> Rows:
     """Return the sum of ragged tensors."""
-    return functools.reduce(_OPS["add"], inputs if isinstance(inputs, (list, tuple)) else [inputs])
+    terms: Sequence[Rows] = inputs if isinstance(inputs, (list, tuple)) else [inputs]  # type: ignore[list-item]
+    total: Rows = functools.reduce(_OPS["add"], terms)
+    return total
 
 
-def expand_dims(input: RaggedTensor, axis: TensorLike, name: str | None = None) -> Any:
+def expand_dims(input: RaggedTensor, axis: TensorLike, name: str | None = None) -> Rows:
     """Return a ragged tensor with a dimension of size 1 at `axis`."""
     rank, along = len(input.shape), as_axis(axis)
     if not -rank - 1 <= along <= rank:
@@ -280,7 +287,7 @@ def expand_dims(input: RaggedTensor, axis: TensorLike, name: str | None = None) 
     return _expand(input, along % (rank + 1))
 
 
-def _expand(x: Any, axis: int) -> Any:
+def _expand(x: Rows, axis: int) -> Rows:
     if not isinstance(x, RaggedTensor):
         return _arrays.expand_dims(x, axis)
     if axis > 1:
@@ -289,7 +296,7 @@ def _expand(x: Any, axis: int) -> Any:
     return RaggedTensor(x, as_tensor(splits))
 
 
-_RAGGED: dict[str, Callable[..., Any]] = {
+_RAGGED: dict[str, Callable[..., Rows]] = {
     **{f"reduce_{kind}": _reduction(kind) for kind in ("max", "min", "prod", "sum")},
     **{
         form.__name__: form

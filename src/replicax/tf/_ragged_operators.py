@@ -5,12 +5,12 @@ The modules of operations are imported at the first use of one.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 from replicax.tf import _operations
 from replicax.tf._core import RaggedTensor, SparseTensor
+from replicax.tf._types import Composed, Rows, TensorLike
 
 # The operation of each operator, by the operator's name; those with two operands have a reflected form as well.
 _UNARY = {"abs": "abs", "invert": "logical_not", "neg": "negative"}
@@ -21,29 +21,29 @@ _BINARY = {
 _COMPARISONS = {"ge": "greater_equal", "gt": "greater", "le": "less_equal", "lt": "less"}
 
 
-def _operation(name: str) -> Callable[..., Any]:
+def _operation(name: str) -> Callable[..., Composed]:
     from replicax.tf import _math
 
-    operation: Callable[..., Any] = getattr(_math, name)
+    operation: Callable[..., Composed] = getattr(_math, name)
     return operation
 
 
-def _binary(name: str) -> Callable[[Any, Any], Any]:
+def _binary(name: str) -> Callable[[Composed, object], Composed]:
     return lambda self, other: _operation(name)(self, other)
 
 
-def _reflect(name: str) -> Callable[[Any, Any], Any]:
+def _reflect(name: str) -> Callable[[Composed, object], Composed]:
     return lambda self, other: _operation(name)(other, self)
 
 
-def _unary(name: str) -> Callable[[Any], Any]:
+def _unary(name: str) -> Callable[[Composed], Composed]:
     return lambda self: _operation(name)(self)
 
 
-def _equality(name: str, otherwise: bool) -> Callable[[Any, Any], Any]:
+def _equality(name: str, otherwise: bool) -> Callable[[RaggedTensor, object], Composed | bool]:
     """Return a comparison of elements; operands that cannot be compared are not equal."""
 
-    def compare(self: RaggedTensor, other: object) -> Any:
+    def compare(self: RaggedTensor, other: object) -> Composed | bool:
         if other is None:
             return otherwise
         try:
@@ -58,8 +58,8 @@ def _refuse_bool(self: RaggedTensor) -> bool:
     raise TypeError("RaggedTensor may not be used as a boolean. Use `nrows()`, or tf.reduce_any and tf.reduce_all.")
 
 
-def _scaling(name: str) -> Callable[[SparseTensor, Any], SparseTensor]:
-    def scale(self: SparseTensor, other: Any) -> SparseTensor:
+def _scaling(name: str) -> Callable[[SparseTensor, TensorLike], SparseTensor]:
+    def scale(self: SparseTensor, other: TensorLike) -> SparseTensor:
         from replicax.tf import _composites
 
         return _composites.scale(_operation(name), self, other)
@@ -67,8 +67,10 @@ def _scaling(name: str) -> Callable[[SparseTensor, Any], SparseTensor]:
     return scale
 
 
-def _compute(*call: Any) -> Any:
-    return importlib.import_module("replicax.tf._ragged_operations").compute(*call)
+def _compute(op: Callable[..., Rows], name: str, args: tuple[TensorLike, ...], kwargs: dict[str, TensorLike]) -> object:
+    from replicax.tf import _ragged_operations
+
+    return _ragged_operations.compute(op, name, args, kwargs)
 
 
 def plug_in() -> None:

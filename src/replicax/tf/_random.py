@@ -69,7 +69,8 @@ class Generator:
     @property
     def key(self) -> jax.Array:
         """The seed."""
-        return self._state.value()[0]
+        result: jax.Array = self._state.value()[0]
+        return result
 
     def reset(self, state: TensorLike) -> None:
         """Continues from a state."""

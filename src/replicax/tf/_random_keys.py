@@ -44,7 +44,8 @@ _OF_OPS = 87654321  # the global seed where an op names a seed and `set_seed` wa
 
 def wrapped(words: jax.Array | np.ndarray) -> jax.Array:
     """Returns the key of two words (integers) in the form that `jax.random` takes."""
-    return jax.random.wrap_key_data(words.astype(np.uint32), impl=_IMPLEMENTATION)  # type: ignore[arg-type]
+    result: jax.Array = jax.random.wrap_key_data(words.astype(np.uint32), impl=_IMPLEMENTATION)  # type: ignore[arg-type]
+    return result
 
 
 @functools.partial(jax.jit, inline=True)
@@ -79,7 +80,8 @@ def next_words(op: str, dtype: DTypeLike | None, seed: SupportsInt | None) -> ja
         state.assign_add(_NEXT, read_value=False)
         tracing = scheduling.tracing()  # for workers, which read the same state at the same time
         who = replica() if tracing is None else tracing.index()
-        return value[:2] + jnp.stack([jnp.asarray(who).astype(np.uint32), value[2]])
+        result: jax.Array | tuple[int, int] = value[:2] + jnp.stack([jnp.asarray(who).astype(np.uint32), value[2]])
+        return result
     # An initial value that is computed outside of a compiled replica is the same for all replicas.
     who = 0 if isinstance(number := replica(), jax.core.Tracer) else int(number)
     start, count = (_eager if running is None else _of_function(running)).take(tag, who)
@@ -106,7 +108,10 @@ def _start(tag: _Tag, chance: int, stream: int) -> list[int]:
         numbers = [_OF_OPS if _seed is None else _seed, zlib.crc32(f"{op} {dtype}".encode()), seed]
     else:
         numbers = [chance if _seed is None else _seed, stream]
-    return np.random.SeedSequence([part for n in numbers for part in (abs(n), int(n < 0))]).generate_state(2).tolist()
+    result: list[int] = (
+        np.random.SeedSequence([part for n in numbers for part in (abs(n), int(n < 0))]).generate_state(2).tolist()
+    )
+    return result
 
 
 def _by_chance() -> int:
@@ -278,10 +283,12 @@ _outside = _OfFunction()  # for code that is traced outside of functions, where 
 def _of_function(running: modes.Running | None) -> _OfFunction:
     if running is None:
         return _outside
-    if running.code.random_numbers is not None:
-        return running.code.random_numbers
+    numbers: _OfFunction | None = running.code.random_numbers
+    if numbers is not None:
+        return numbers
     with _lock:
-        if running.code.random_numbers is None:
+        numbers = running.code.random_numbers
+        if numbers is None:
             numbers = running.code.random_numbers = _OfFunction(running.code.name)
             _functions.append(weakref.ref(numbers))
             for saved in list(_waiting):
@@ -289,7 +296,7 @@ def _of_function(running: modes.Running | None) -> _OfFunction:
                     numbers.restore(saved)
                     _waiting.remove(saved)
                     break
-    return running.code.random_numbers
+    return numbers
 
 
 def global_seed() -> int | None:
@@ -325,7 +332,7 @@ def _tag(told: Sequence[Any]) -> _Tag:
     return (told[0], None if told[1] is None else as_dtype(told[1]), told[2]) if told else ()
 
 
-class _AllCounters:
+class AllCounters:
     """All counters, as checkpoints have them."""
 
     drawn_by_input: tracebacks.Origin | None = None
@@ -351,7 +358,7 @@ class _AllCounters:
                     _waiting.remove(found)
 
 
-all_counters = _AllCounters()
+all_counters = AllCounters()
 
 
 def _dataset_seed() -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -15,6 +15,8 @@ from replicax.tf._core import InvalidArgumentError
 from replicax.tf._host import jnp, lax
 from replicax.tf._ops import convert_to_tensor
 from replicax.tf._types import TensorLike
+
+_R = TypeVar("_R")
 
 
 class FusedBatchNorm(NamedTuple):
@@ -93,23 +95,26 @@ def _fused_batch_norm_v3(**arguments: Any) -> FusedBatchNormV3:
     return FusedBatchNormV3(*_fused_batch_norm(**arguments), jnp.zeros([0], np.float32))
 
 
-def _keywords_only(op: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _keywords_only(op: Callable[..., _R], name: str) -> Callable[..., _R]:
     called = _operations.operation(op, name)
 
     @functools.wraps(op)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> _R:
         if args:
             names = list(inspect.signature(op).parameters)
             raise TypeError(f"{name} only takes keyword args (possible keys: {names}).")
-        return called(**kwargs)
+        result: _R = called(**kwargs)
+        return result
 
     call.__name__ = call.__qualname__ = name
     return call
 
 
-_OPS: dict[str, Callable[..., Any]] = {
+_OPS: dict[str, Callable[..., FusedBatchNorm | FusedBatchNormV3]] = {
     "FusedBatchNorm": _fused_batch_norm,
     "FusedBatchNormV2": _fused_batch_norm,
     "FusedBatchNormV3": _fused_batch_norm_v3,
 }
-RAW_OPS: dict[str, Callable[..., Any]] = {name: _keywords_only(op, name) for name, op in _OPS.items()}
+RAW_OPS: dict[str, Callable[..., FusedBatchNorm | FusedBatchNormV3]] = {
+    name: _keywords_only(op, name) for name, op in _OPS.items()
+}

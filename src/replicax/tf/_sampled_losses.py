@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -16,11 +16,11 @@ from replicax.tf._operations import operations
 from replicax.tf._ops import convert_to_tensor
 from replicax.tf._types import TensorLike
 
-_Sampled = Sequence[Any] | None
+_Sampled: TypeAlias = "Sequence[TensorLike] | None"
 
 
 def sampled_softmax_loss(
-    weights: Any,
+    weights: TensorLike,
     biases: TensorLike,
     labels: TensorLike,
     inputs: TensorLike,
@@ -57,7 +57,7 @@ def sampled_softmax_loss(
 
 
 def nce_loss(
-    weights: Any,
+    weights: TensorLike,
     biases: TensorLike,
     labels: TensorLike,
     inputs: TensorLike,
@@ -77,7 +77,7 @@ def nce_loss(
 
 
 def _logits(
-    weights: Any,
+    weights: TensorLike,
     biases: TensorLike,
     labels: TensorLike,
     inputs: TensorLike,

@@ -137,7 +137,8 @@ def _spread(data: jax.Array, ids: jax.Array, num: int, start: ArrayLike, method:
     if rows.shape[0] == 0:  # JAX would drop the data, and a tape would find no gradient
         return whole + jnp.sum(rows, 0).astype(data.dtype)
     ids = _from_0(ids, num).reshape(-1)  # rows with a negative id are omitted
-    return getattr(whole.at[ids], method)(rows, mode="drop")
+    result: jax.Array = getattr(whole.at[ids], method)(rows, mode="drop")
+    return result
 
 
 def _product(data: jax.Array, ids: jax.Array, num: int) -> jax.Array:

@@ -7,15 +7,15 @@ features, one for each step.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from replicax.tf import _features, _parse, _wire, _wire_values
-from replicax.tf._core import InvalidArgumentError, RaggedTensor, TensorShape, as_tensor
-from replicax.tf._types import TensorLike
+from replicax.tf._core import InvalidArgumentError, RaggedTensor, SparseTensor, TensorShape, as_tensor
+from replicax.tf._types import Composed, DTypeLike, TensorLike
 
-_Features = Mapping[str, Any] | None
+_Features: TypeAlias = "Mapping[str, _features.Feature] | None"
 
 
 def parse_sequence_example(
@@ -24,7 +24,7 @@ def parse_sequence_example(
     sequence_features: _Features = None,
     example_names: TensorLike = None,
     name: str | None = None,
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Composed], dict[str, Composed], dict[str, Composed]]:
     """Parses a batch of serialized `tf.train.SequenceExample`s.
 
     Args:
@@ -53,7 +53,7 @@ def parse_single_sequence_example(
     sequence_features: _Features = None,
     example_name: TensorLike = None,
     name: str | None = None,
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Composed], dict[str, Composed]]:
     """Parses one serialized `tf.train.SequenceExample`: as `parse_sequence_example`, without the batch's dimension.
 
     Returns:
@@ -62,16 +62,16 @@ def parse_single_sequence_example(
     records = _parse.strings_of(serialized)
     if records.ndim:
         raise ValueError(f"Input serialized must be a scalar, got shape {list(records.shape)}.")
-    return _parsed([records[()]], context_features, sequence_features, True)[:2]
+    return _parsed([records.item()], context_features, sequence_features, True)[:2]
 
 
 def _parsed(
     records: list[bytes], context: _Features, sequences: _Features, alone: bool
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Composed], dict[str, Composed], dict[str, Composed]]:
     if not (context or sequences):
         raise ValueError("Missing features: give context_features or sequence_features.")
     found = _parse.parsed(_parse.plan_of(context), records, alone) if context else {}
-    values, lengths = dict[str, Any](), dict[str, Any]()
+    values, lengths = dict[str, Composed](), dict[str, Composed]()
     lists = [_lists_of(record, sequences) for record in records] if sequences else []
     for key, feature in (sequences or {}).items():
         sequence = _Sequence(key, feature, lists, alone)
@@ -87,10 +87,10 @@ def _parsed(
     return found, values, lengths
 
 
-_Steps = list[tuple[int, Any]]  # of each step, the kind and the values
+_Steps: TypeAlias = "list[tuple[int, Any]]"  # of each step, the kind and the values
 
 
-def _lists_of(record: bytes, wanted: Mapping[str, Any]) -> dict[str, _Steps]:
+def _lists_of(record: bytes, wanted: Mapping[str, _features.Feature]) -> dict[str, _Steps]:
     """Returns the steps of a record's feature lists, by key."""
     names = {getattr(feature, "value_key", None) or key for key, feature in wanted.items()}
     found: dict[str, _Steps] = {}
@@ -110,7 +110,7 @@ def _lists_of(record: bytes, wanted: Mapping[str, Any]) -> dict[str, _Steps]:
 class _Sequence:
     """A feature list of all records: how many steps each has, how many values each step has, and the values."""
 
-    def __init__(self, key: str, feature: Any, lists: list[dict[str, _Steps]], alone: bool):
+    def __init__(self, key: str, feature: _features.Feature, lists: list[dict[str, _Steps]], alone: bool):
         self.key, self._alone = getattr(feature, "value_key", None) or key, alone
         kind = _features.kind_of(feature.dtype)
         needed = isinstance(feature, _features.FixedLenSequenceFeature) and not feature.allow_missing
@@ -153,12 +153,12 @@ class _Sequence:
         if self._alone:
             return rows
         longest = int(self.steps.max(initial=0))
-        filler: Any = b"" if rows.dtype == np.dtype(object) else 0
+        filler: bytes | int = b"" if rows.dtype == np.dtype(object) else 0
         out = np.full((len(self.steps), longest, *shape), filler, rows.dtype)
         out[np.arange(longest) < self.steps[:, None]] = rows
         return out
 
-    def sparse(self) -> Any:
+    def sparse(self) -> SparseTensor:
         """Returns the values as a SparseTensor `[records, steps, values]`."""
         step = np.arange(len(self.counts)) - np.repeat(self.steps.cumsum() - self.steps, self.steps)
         within = np.arange(len(self.values)) - np.repeat(self.counts.cumsum() - self.counts, self.counts)
@@ -169,7 +169,7 @@ class _Sequence:
             shape.insert(0, len(self.steps))
         return _parse.sparse_tensor(np.stack(columns, 1), self.values, shape)
 
-    def ragged(self, dtype: Any) -> RaggedTensor:
+    def ragged(self, dtype: DTypeLike) -> RaggedTensor:
         """Returns the values as a RaggedTensor `[records, (steps), (values)]`."""
         rows = _parse.rows_of(as_tensor(self.values), self.counts, dtype)
         return rows if self._alone else _parse.rows_of(rows, self.steps, dtype)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import builtins
 import re
 import zlib
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 
 from replicax.tf import _dtypes, _features, _wire
@@ -14,6 +17,9 @@ from replicax.tf._core import DataLossError, InvalidArgumentError, Probe, as_dty
 from replicax.tf._ops import as_array, as_shape, convert_to_tensor, known
 from replicax.tf._parse import strings_of
 from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
+
+if TYPE_CHECKING:
+    from replicax.tf._protos import TensorProto
 
 _STRING = np.dtype(object)
 # The fields of `TensorProto` with values one by one, by dtype, where another dtype is stored than the tensor's.
@@ -28,7 +34,7 @@ def serialize_tensor(tensor: TensorLike, name: str | None = None) -> np.ndarray:
     return as_strings(_proto(array).SerializeToString())
 
 
-def parse_tensor(serialized: TensorLike, out_type: DTypeLike, name: str | None = None) -> Any:
+def parse_tensor(serialized: TensorLike, out_type: DTypeLike, name: str | None = None) -> jax.Array | np.ndarray:
     """Returns the tensor that `serialize_tensor` made a string of.
 
     Raises:
@@ -36,7 +42,7 @@ def parse_tensor(serialized: TensorLike, out_type: DTypeLike, name: str | None =
     """
     from replicax.tf import _protos
 
-    data, dtype = strings_of(serialized)[()], as_dtype(out_type)
+    data, dtype = strings_of(serialized).item(), as_dtype(out_type)
     if isinstance(data, Probe):  # of any rank
         return np.zeros([1 + data.size] * (1 + data.size), dtype)
     try:
@@ -54,12 +60,12 @@ def parse_tensor(serialized: TensorLike, out_type: DTypeLike, name: str | None =
 
 
 def make_tensor_proto(
-    values: Any,
+    values: TensorLike,
     dtype: DTypeLike | None = None,
     shape: ShapeLike | None = None,
     verify_shape: bool = False,
     allow_broadcast: bool = False,
-) -> Any:
+) -> TensorProto:
     """Returns a `TensorProto` of values: an array, a number, a string or a nested list of them.
 
     Args:
@@ -80,7 +86,7 @@ def make_tensor_proto(
     return _proto(array)
 
 
-def _proto(array: np.ndarray) -> Any:
+def _proto(array: np.ndarray) -> TensorProto:
     from replicax.tf import _protos
 
     proto = _protos.TensorProto(dtype=_dtypes.DType.as_datatype_enum.fget(array.dtype))  # type: ignore[attr-defined]
@@ -94,7 +100,7 @@ def _proto(array: np.ndarray) -> Any:
     return proto
 
 
-def make_ndarray(tensor: Any) -> np.ndarray:
+def make_ndarray(tensor: TensorProto) -> np.ndarray:
     """Returns the numpy array of a `TensorProto`, TensorFlow's too."""
     dtype = _dtypes.as_dtype(int(tensor.dtype))
     shape = [int(dim.size) for dim in tensor.tensor_shape.dim]
@@ -117,7 +123,7 @@ def make_ndarray(tensor: Any) -> np.ndarray:
     return found.astype(dtype).reshape(shape)
 
 
-def _each(function: Any, input: TensorLike) -> np.ndarray:
+def _each(function: Callable[[bytes], bytes], input: TensorLike) -> np.ndarray:
     strings = strings_of(input)
     return as_strings(_features.default_of([function(x) for x in strings.ravel()], _wire.BYTES).reshape(strings.shape))
 
@@ -145,7 +151,7 @@ def decode_raw(
     little_endian: bool = True,
     fixed_length: int | None = None,
     name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Returns the bytes of strings as numbers, along a new last dimension.
 
     Args:
@@ -179,7 +185,7 @@ def decode_compressed(bytes: TensorLike, compression_type: str = "", name: str |
     if compression_type not in ("", "ZLIB", "GZIP"):
         raise InvalidArgumentError(f"Only ZLIB, GZIP or NONE are supported compressions, got {compression_type!r}.")
 
-    def decoded(text: Any) -> Any:
+    def decoded(text: builtins.bytes) -> builtins.bytes:
         try:
             return zlib.decompress(text, 31 if compression_type == "GZIP" else 15) if compression_type else text
         except zlib.error as error:

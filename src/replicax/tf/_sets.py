@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -13,13 +13,15 @@ from replicax.tf._ops import convert_to_tensor, known
 from replicax.tf._types import TensorLike
 
 _Place: TypeAlias = tuple[int, ...]
+_Value: TypeAlias = "int | bytes"
+_Set: TypeAlias = "set[_Value]"
 
 
-def _rows(sets: Any) -> tuple[dict[_Place, list[Any]], tuple[int, ...], np.dtype]:
+def _rows(sets: TensorLike) -> tuple[dict[_Place, list[_Value]], tuple[int, ...], np.dtype]:
     """Returns the values of each row, by the row's place; the shape of places, and the dtype."""
     if isinstance(sets, SparseTensor):
         shape = tuple(np.asarray(sets.dense_shape).tolist())[:-1]
-        rows: dict[_Place, list[Any]] = {place: [] for place in np.ndindex(shape)}
+        rows: dict[_Place, list[_Value]] = {place: [] for place in np.ndindex(shape)}
         for index, value in zip(np.asarray(sets.indices).tolist(), np.asarray(sets.values).tolist()):
             rows[tuple(index[:-1])].append(value)
         return rows, shape, np.asarray(sets.values).dtype
@@ -28,7 +30,7 @@ def _rows(sets: Any) -> tuple[dict[_Place, list[Any]], tuple[int, ...], np.dtype
     return {place: values[place].tolist() for place in np.ndindex(shape)}, shape, values.dtype
 
 
-def _computed(a: Any, b: Any, combine: Callable[[set[Any], set[Any]], set[Any]]) -> SparseTensor:
+def _computed(a: TensorLike, b: TensorLike, combine: Callable[[_Set, _Set], _Set]) -> SparseTensor:
     ours, shape, dtype = _rows(a)
     theirs, other, _ = _rows(b)
     if shape != other:
@@ -41,17 +43,17 @@ def _computed(a: Any, b: Any, combine: Callable[[set[Any], set[Any]], set[Any]])
     return SparseTensor(array, convert_to_tensor(np.array(values, dtype)), np.array(dense, np.int64))
 
 
-def difference(a: Any, b: Any, aminusb: bool = True, validate_indices: bool = True) -> SparseTensor:
+def difference(a: TensorLike, b: TensorLike, aminusb: bool = True, validate_indices: bool = True) -> SparseTensor:
     """Returns what is in the sets of `a` and not in those of `b`, or the other way round."""
     return _computed(a, b, lambda x, y: x - y if aminusb else y - x)
 
 
-def intersection(a: Any, b: Any, validate_indices: bool = True) -> SparseTensor:
+def intersection(a: TensorLike, b: TensorLike, validate_indices: bool = True) -> SparseTensor:
     """Returns what is in the sets of both."""
     return _computed(a, b, lambda x, y: x & y)
 
 
-def union(a: Any, b: Any, validate_indices: bool = True) -> SparseTensor:
+def union(a: TensorLike, b: TensorLike, validate_indices: bool = True) -> SparseTensor:
     """Returns what is in the sets of one or the other."""
     return _computed(a, b, lambda x, y: x | y)
 

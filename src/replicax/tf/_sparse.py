@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ from replicax.tf._types import TensorLike
 _STRING = np.dtype(object)
 
 
-def _parts(sp_input: Any) -> tuple[np.ndarray, np.ndarray, list[int]]:
+def _parts(sp_input: object) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """Returns the indices, values and shape of a sparse tensor on the host."""
     if not isinstance(sp_input, SparseTensor):
         raise TypeError(f"Input must be a SparseTensor, got {type(sp_input).__name__}.")
@@ -45,8 +44,11 @@ def _flat(indices: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def to_dense(
-    sp_input: SparseTensor, default_value: Any = None, validate_indices: bool = True, name: str | None = None
-) -> Any:
+    sp_input: SparseTensor,
+    default_value: TensorLike = None,
+    validate_indices: bool = True,
+    name: str | None = None,
+) -> jax.Array:
     """Returns the array, with `default_value` where there is no value; 0 or an empty string by default.
 
     Raises:
@@ -54,7 +56,7 @@ def to_dense(
     """
     if isinstance(sp_input.values, jax.core.Tracer) or isinstance(sp_input.indices, jax.core.Tracer):
         shape = [int(n) for n in known(sp_input.dense_shape, "The shape", "It must be known in compiled code.")]
-        full = jnp.full(shape, 0 if default_value is None else default_value, sp_input.values.dtype)
+        full = jnp.full(shape, convert_to_tensor(0 if default_value is None else default_value), sp_input.values.dtype)
         return full.at[tuple(sp_input.indices[:, i] for i in range(len(shape)))].set(sp_input.values)
     indices, values, shape = _parts(sp_input)
     if validate_indices and len(indices):
@@ -181,26 +183,32 @@ def reset_shape(sp_input: SparseTensor, new_shape: TensorLike = None) -> SparseT
     return _made(indices, values, new)
 
 
-def map_values(op: Callable[..., Any], *args: Any, **kwargs: Any) -> SparseTensor:
+def map_values(op: Callable[..., jax.Array], *args: object, **kwargs: object) -> SparseTensor:
     """Returns `op` of the values, at the same places; further sparse arguments have the same places."""
     whole = [x for x in (*args, *kwargs.values()) if isinstance(x, SparseTensor)]
     if not whole:
         raise ValueError("No SparseTensor in argument list of map_values")
 
-    def inner(x: Any) -> Any:
+    def inner(x: object) -> object:
         return x.values if isinstance(x, SparseTensor) else x
 
     return whole[0].with_values(op(*map(inner, args), **{key: inner(x) for key, x in kwargs.items()}))
 
 
 def sparse_dense_matmul(
-    sp_a: Any, b: Any, adjoint_a: bool = False, adjoint_b: bool = False, name: str | None = None
+    sp_a: TensorLike,
+    b: SparseTensor | TensorLike,
+    adjoint_a: bool = False,
+    adjoint_b: bool = False,
+    name: str | None = None,
 ) -> jax.Array:
     """Returns the product of a sparse matrix and a dense one, either of them transposed where asked; differentiable."""
     if isinstance(b, SparseTensor):
         return sparse_dense_matmul(b, sp_a, not adjoint_b, not adjoint_a).T
     dense = convert_to_tensor(b)
     dense = jnp.conj(dense.T) if adjoint_b else dense
+    if not isinstance(sp_a, SparseTensor):
+        raise TypeError(f"One of the matrices must be a SparseTensor, got {type(sp_a).__name__}.")
     row, column = sp_a.indices[:, 0], sp_a.indices[:, 1]
     count = int(known(sp_a.dense_shape, "The shape", "It must be known in compiled code.")[1 if adjoint_a else 0])
     values = jnp.asarray(sp_a.values)
@@ -210,22 +218,24 @@ def sparse_dense_matmul(
 
 
 def reduce_sum(
-    sp_input: SparseTensor, axis: Any = None, keepdims: bool | None = None, output_is_sparse: bool = False,
+    sp_input: SparseTensor, axis: TensorLike = None, keepdims: bool | None = None, output_is_sparse: bool = False,
     name: str | None = None,
-) -> Any:  # fmt: skip
+) -> jax.Array | SparseTensor:  # fmt: skip
     """Returns the sums along axes, a dense tensor; or a sparse one, with `output_is_sparse`."""
     return _reduced(np.add, sp_input, axis, keepdims, output_is_sparse)
 
 
 def reduce_max(
-    sp_input: SparseTensor, axis: Any = None, keepdims: bool | None = None, output_is_sparse: bool = False,
+    sp_input: SparseTensor, axis: TensorLike = None, keepdims: bool | None = None, output_is_sparse: bool = False,
     name: str | None = None,
-) -> Any:  # fmt: skip
+) -> jax.Array | SparseTensor:  # fmt: skip
     """Returns the largest of the values along axes, 0 where there are none; a dense tensor or a sparse one."""
     return _reduced(np.maximum, sp_input, axis, keepdims, output_is_sparse)
 
 
-def _reduced(combine: np.ufunc, sp_input: SparseTensor, axis: Any, keepdims: bool | None, sparse: bool) -> Any:
+def _reduced(
+    combine: np.ufunc, sp_input: SparseTensor, axis: TensorLike, keepdims: bool | None, sparse: bool
+) -> jax.Array | SparseTensor:
     indices, values, shape = _parts(sp_input)
     rank = len(shape)
     axes = {a % rank for a in np.ravel(np.arange(rank) if axis is None else np.asarray(axis)).tolist()}
@@ -238,7 +248,8 @@ def _reduced(combine: np.ufunc, sp_input: SparseTensor, axis: Any, keepdims: boo
         starts = np.searchsorted(group[order], np.arange(len(places)))
         totals = combine.reduceat(values[order], starts, dtype=values.dtype)  # NumPy adds up int32 as int64
     if not (kept or keepdims or sparse):
-        return as_tensor(totals.sum(dtype=values.dtype))
+        total: jax.Array = as_tensor(totals.sum(dtype=values.dtype))
+        return total
     rows = np.stack(np.unravel_index(places, sizes), -1) if kept else np.zeros((len(places), 0), np.int64)
     if keepdims:
         whole = np.zeros((len(places), rank), np.int64)
@@ -248,7 +259,7 @@ def _reduced(combine: np.ufunc, sp_input: SparseTensor, axis: Any, keepdims: boo
     return found if sparse else to_dense(found)
 
 
-def add(a: Any, b: Any, threshold: float = 0) -> Any:
+def add(a: TensorLike | SparseTensor, b: TensorLike | SparseTensor, threshold: float = 0) -> jax.Array | SparseTensor:
     """Returns the sum of two tensors, sparse where both are; sums of at most `threshold` are left out."""
     if not (isinstance(a, SparseTensor) and isinstance(b, SparseTensor)):
         dense = [to_dense(x) if isinstance(x, SparseTensor) else convert_to_tensor(x) for x in (a, b)]
@@ -264,7 +275,7 @@ def add(a: Any, b: Any, threshold: float = 0) -> Any:
 
 def fill_empty_rows(
     sp_input: SparseTensor, default_value: TensorLike, name: str | None = None
-) -> tuple[SparseTensor, Any]:
+) -> tuple[SparseTensor, jax.Array]:
     """Returns it with `default_value` in the first column of empty rows, and which rows these are."""
     indices, values, shape = _parts(sp_input)
     empty = np.ones(shape[0], bool)
@@ -276,7 +287,7 @@ def fill_empty_rows(
     return reorder(_made(np.concatenate([indices, added]), filled, shape)), convert_to_tensor(empty)
 
 
-def to_indicator(sp_input: SparseTensor, vocab_size: int, name: str | None = None) -> Any:
+def to_indicator(sp_input: SparseTensor, vocab_size: int, name: str | None = None) -> jax.Array:
     """Returns bools `[..., vocab_size]`: True at each value, which is an integer, of a row."""
     indices, values, shape = _parts(sp_input)
     out = np.zeros([*shape[:-1], int(vocab_size)], bool)
@@ -285,8 +296,8 @@ def to_indicator(sp_input: SparseTensor, vocab_size: int, name: str | None = Non
 
 
 def cross_hashed(
-    inputs: Sequence[Any], num_buckets: int = 0, hash_key: int | None = None, name: str | None = None
-) -> Any:
+    inputs: Sequence[TensorLike], num_buckets: int = 0, hash_key: int | None = None, name: str | None = None
+) -> SparseTensor:
     """Returns the hashes of all combinations of the values of each row, int64.
 
     Args:
@@ -314,7 +325,7 @@ def cross_hashed(
     return _made(np.stack([rows, within], 1), found.astype(np.int64), [len(each), int(each.max(initial=0))])
 
 
-def _rows_of(x: Any) -> tuple[np.ndarray, np.ndarray]:
+def _rows_of(x: TensorLike) -> tuple[np.ndarray, np.ndarray]:
     """Returns the numbers of all rows of strings or integers one after another, and how many each row has."""
     if isinstance(x, SparseTensor):
         indices, values, shape = _parts(x)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from replicax.tf import _operations
 from replicax.tf._core import InvalidArgumentError, RaggedTensor, SparseTensor
 from replicax.tf._ops import convert_to_tensor, known
+from replicax.tf._types import TensorLike
 
 
-def _table(params: Any) -> jax.Array:
+def _table(params: TensorLike) -> jax.Array:
     parts = params if isinstance(params, (list, tuple)) else [params]
     if len(parts) != 1:
         raise NotImplementedError("Embeddings are one table here: join the parts with tf.concat.")
     return convert_to_tensor(parts[0])
 
 
-def _rows(sparse: Any) -> tuple[Any, Any, int]:
+def _rows(sparse: TensorLike) -> tuple[jax.Array, jax.Array, int]:
     """Returns the rows of ids, the ids, and the number of rows up to the last one that has ids."""
     if isinstance(sparse, RaggedTensor):
         return sparse.value_rowids(), sparse.values, sparse.nrows()
@@ -33,9 +33,9 @@ def _rows(sparse: Any) -> tuple[Any, Any, int]:
 
 
 def embedding_lookup_sparse(
-    params: Any,
-    sp_ids: Any,
-    sp_weights: Any,
+    params: TensorLike,
+    sp_ids: SparseTensor | RaggedTensor,
+    sp_weights: SparseTensor | RaggedTensor | None,
     combiner: str | None = None,
     max_norm: float | None = None,
     name: str | None = None,
@@ -59,7 +59,13 @@ def embedding_lookup_sparse(
 
 
 def _combined(
-    table: jax.Array, rows: Any, ids: Any, weights: Any, count: int, combiner: str, max_norm: float | None
+    table: jax.Array,
+    rows: ArrayLike,
+    ids: ArrayLike,
+    weights: ArrayLike | None,
+    count: int,
+    combiner: str,
+    max_norm: float | None,
 ) -> jax.Array:
     if not isinstance(ids, jax.core.Tracer) and np.size(ids):
         array = np.asarray(ids)
@@ -70,21 +76,21 @@ def _combined(
     if max_norm is not None:
         norms = jnp.sqrt(jnp.sum(found**2, tuple(range(1, found.ndim)), keepdims=True))
         found = found * (max_norm / jnp.maximum(norms, max_norm))
-    rows = jnp.asarray(rows)
-    factors = jnp.ones(rows.shape, table.dtype) if weights is None else jnp.asarray(weights).astype(table.dtype)
+    segments = jnp.asarray(rows)
+    factors = jnp.ones(segments.shape, table.dtype) if weights is None else jnp.asarray(weights).astype(table.dtype)
     wide = factors.reshape(-1, *[1] * (found.ndim - 1))
-    total = jax.ops.segment_sum(found * wide, rows, count)
+    total = jax.ops.segment_sum(found * wide, segments, count)
     if combiner == "sum":
         return total
-    by = jax.ops.segment_sum(wide if combiner == "mean" else wide**2, rows, count)
+    by = jax.ops.segment_sum(wide if combiner == "mean" else wide**2, segments, count)
     by = by if combiner == "mean" else jnp.sqrt(by)
     return jnp.where(by == 0, 0, total / jnp.where(by == 0, 1, by))
 
 
 def safe_embedding_lookup_sparse(
-    embedding_weights: Any,
-    sparse_ids: Any,
-    sparse_weights: Any = None,
+    embedding_weights: TensorLike,
+    sparse_ids: SparseTensor | RaggedTensor,
+    sparse_weights: SparseTensor | RaggedTensor | None = None,
     combiner: str = "mean",
     default_id: int | None = None,
     max_norm: float | None = None,
@@ -106,7 +112,7 @@ def safe_embedding_lookup_sparse(
     ids = np.asarray(known(sparse_ids.values, "The number of ids", "Look up outside of compiled code."))
     rows = np.ravel_multi_index(tuple(indices.T), shape) if len(indices) else np.zeros(0, np.int64)
     kept = ids >= 0
-    weights: Any = None
+    weights: np.ndarray | None = None
     if sparse_weights is not None:
         weights = np.asarray(sparse_weights.values)
         kept &= weights > 0 if combiner != "sum" else True

@@ -38,7 +38,8 @@ def static(op: Callable[_P, _R]) -> Callable[_P, _R]:
                         symbolic = _SYMBOLIC.get(op.__name__)
                         return op(*args, **kwargs) if symbolic is None else symbolic(*args, **kwargs)
                     with jax_internals.untraced():
-                        return jax.tree.map(lambda x: np.asarray(x)[()], op(*args, **kwargs))
+                        result: _R = jax.tree.map(lambda x: np.asarray(x)[()], op(*args, **kwargs))
+                        return result
         return op(*args, **kwargs)
 
     return wrapper

@@ -5,100 +5,117 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from replicax.tf import _operations
 from replicax.tf._core import Strings, as_host, as_strings
+from replicax.tf._types import DTypeLike
+
+_Form: TypeAlias = "Callable[..., np.ndarray | list[Strings]]"
 
 
-def _known(value: Any) -> Any:
-    return None if value is None else np.asarray(value)
-
-
-def _ints(value: Any) -> tuple[int, ...]:
+def _ints(value: ArrayLike) -> tuple[int, ...]:
     return tuple(np.ravel(np.asarray(value)).tolist())
 
 
-def _axis(axis: Any) -> Any:
-    return None if axis is None else tuple(_ints(axis)) if np.ndim(axis) else int(axis)
+def expand_dims(input: ArrayLike, axis: ArrayLike, name: str | None = None) -> np.ndarray:
+    return np.expand_dims(as_host(input), _ints(axis))
 
 
-def expand_dims(input: Any, axis: Any, name: str | None = None) -> Any:
-    return np.expand_dims(as_host(input), _axis(axis))
+def squeeze(input: ArrayLike, axis: ArrayLike | None = None, name: str | None = None) -> np.ndarray:
+    squeezed: np.ndarray = np.squeeze(as_host(input), None if axis is None or not np.size(axis) else _ints(axis))
+    return squeezed
 
 
-def squeeze(input: Any, axis: Any = None, name: str | None = None) -> Any:
-    return np.squeeze(as_host(input), _axis(axis if axis is None or np.size(axis) else None))
+def concat(values: Sequence[ArrayLike], axis: ArrayLike, name: str | None = "concat") -> np.ndarray:
+    return np.concatenate([as_host(value) for value in values], _ints(axis)[0])
 
 
-def concat(values: Any, axis: Any, name: str | None = "concat") -> Any:
-    return np.concatenate([as_host(value) for value in values], int(axis))
-
-
-def stack(values: Any, axis: int = 0, name: str | None = "stack") -> Any:
+def stack(values: Sequence[ArrayLike], axis: int = 0, name: str | None = "stack") -> np.ndarray:
     return np.stack([as_host(value) for value in values], int(axis))
 
 
-def unstack(value: Any, num: int | None = None, axis: int = 0, name: str | None = "unstack") -> Any:
+def unstack(value: ArrayLike, num: int | None = None, axis: int = 0, name: str | None = "unstack") -> list[Strings]:
     return [as_strings(part) for part in np.moveaxis(as_host(value), int(axis), 0)]
 
 
-def split(value: Any, num_or_size_splits: Any, axis: int = 0, num: int | None = None, name: str = "split") -> Any:
+def split(
+    value: ArrayLike, num_or_size_splits: ArrayLike, axis: int = 0, num: int | None = None, name: str = "split"
+) -> list[Strings]:
     sizes = np.asarray(num_or_size_splits)
     parts = int(sizes) if not sizes.ndim else sizes.cumsum()[:-1]
     return [as_strings(part) for part in np.split(as_host(value), parts, int(axis))]
 
 
-def gather_nd(params: Any, indices: Any, batch_dims: int = 0, name: str | None = None, **_: Any) -> Any:
+def gather_nd(
+    params: ArrayLike, indices: ArrayLike, batch_dims: int = 0, name: str | None = None, **_: object
+) -> np.ndarray:
     if batch_dims:
         raise NotImplementedError("gather_nd of strings takes no batch_dims: use tf.gather.")
-    return as_host(params)[tuple(np.moveaxis(np.asarray(indices), -1, 0))]
+    rows: np.ndarray = as_host(params)[tuple(np.moveaxis(np.asarray(indices), -1, 0))]
+    return rows
 
 
-def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> Any:
-    return np.where(np.asarray(condition), as_host(x), as_host(y))
+def where(
+    condition: ArrayLike, x: ArrayLike | None = None, y: ArrayLike | None = None, name: str | None = None
+) -> np.ndarray:
+    return np.where(np.asarray(condition), *map(np.asarray, (as_host(x), as_host(y))))
 
 
-def zeros_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> Any:
+def zeros_like(
+    input: ArrayLike, dtype: DTypeLike | None = None, name: str | None = None, layout: object = None
+) -> np.ndarray:
     if dtype is not None and np.dtype(dtype) != np.dtype(object):
         return np.zeros(np.shape(input), dtype)
     return np.full(np.shape(input), b"", object)
 
 
-def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
+def tile(input: ArrayLike, multiples: ArrayLike, name: str | None = None) -> np.ndarray:
     return np.tile(as_host(input), _ints(multiples))
 
 
-def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str = "transpose") -> Any:
+def transpose(
+    a: ArrayLike, perm: ArrayLike | None = None, conjugate: bool = False, name: str = "transpose"
+) -> np.ndarray:
     return np.transpose(as_host(a), None if perm is None else _ints(perm))
 
 
-def slice_(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
+def slice_(input_: ArrayLike, begin: ArrayLike, size: ArrayLike, name: str | None = None) -> np.ndarray:
     ends = [None if n == -1 else first + n for first, n in zip(_ints(begin), _ints(size))]
-    return as_host(input_)[tuple(map(slice, _ints(begin), ends))]
+    window: np.ndarray = as_host(input_)[tuple(map(slice, _ints(begin), ends))]
+    return window
 
 
-def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
-    return np.flip(as_host(tensor), _axis(axis))
+def reverse(tensor: ArrayLike, axis: ArrayLike, name: str | None = None) -> np.ndarray:
+    return np.flip(as_host(tensor), _ints(axis))
 
 
-def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = b"", name: str | None = None) -> Any:
+def pad(
+    tensor: ArrayLike,
+    paddings: ArrayLike,
+    mode: str = "CONSTANT",
+    constant_values: ArrayLike = b"",
+    name: str | None = None,
+) -> np.ndarray:
     array, widths = as_host(tensor), np.asarray(paddings)
     if mode.upper() != "CONSTANT":
-        return np.pad(array, widths, mode.lower())  # type: ignore[call-overload]
+        padded: np.ndarray = np.pad(array, widths, mode.lower())  # type: ignore[call-overload]
+        return padded
     filler = b"" if constant_values == 0 else as_host(constant_values)[()]
     out = np.full([n + a + b for n, (a, b) in zip(array.shape, widths.tolist())], filler, object)
     out[tuple(slice(a, a + n) for n, (a, _) in zip(array.shape, widths.tolist()))] = array
     return out
 
 
-def repeat(input: Any, repeats: Any, axis: Any = None, name: str | None = None) -> Any:
-    return np.repeat(as_host(input), _known(repeats), _axis(axis))
+def repeat(input: ArrayLike, repeats: ArrayLike, axis: ArrayLike | None = None, name: str | None = None) -> np.ndarray:
+    return np.repeat(as_host(input), np.asarray(repeats), None if axis is None else int(np.asarray(axis)))
 
 
-def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
+def broadcast_to(input: ArrayLike, shape: ArrayLike, name: str | None = None) -> np.ndarray:
     return np.broadcast_to(as_host(input), _ints(shape)).copy()
 
 
@@ -109,8 +126,8 @@ _FORMS = (expand_dims, squeeze, concat, stack, unstack, split, gather_nd, where,
 def plug_in() -> None:
     """Tells `_operations` of these forms."""
 
-    def shown(form: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def shown(form: _Form) -> _Form:
+        def call(*args: ArrayLike, **kwargs: ArrayLike) -> np.ndarray | list[Strings]:
             found = form(*args, **kwargs)
             return as_strings(found) if isinstance(found, np.ndarray) and found.dtype == np.dtype(object) else found
 

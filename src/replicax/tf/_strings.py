@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TextIO, TypeAlias, TypeGuard
+from typing import Any, TextIO, TypeGuard
 
 import jax
 import numpy as np
@@ -34,10 +34,8 @@ from replicax.tf._core import (
 )
 from replicax.tf._host import jnp
 from replicax.tf._operations import on_values, operation
-from replicax.tf._ops import as_array, as_axis, convert_to_tensor, known
-from replicax.tf._types import DTypeLike, TensorLike
-
-_Parts: TypeAlias = "np.ndarray | RaggedTensor"
+from replicax.tf._ops import as_array, as_axis, convert_to_tensor, known, string_tensor
+from replicax.tf._types import DTypeLike, Rows, TensorLike
 
 
 def _strings(value: TensorLike) -> np.ndarray:
@@ -54,26 +52,26 @@ def _filled(values: list[Any], shape: tuple[int, ...], dtype: DTypeLike) -> np.n
     return array.reshape(shape)
 
 
-def _each(compute: Callable[..., Any], *arrays: np.ndarray, dtype: DTypeLike = object) -> Any:
+def _each(compute: Callable[..., object], *arrays: np.ndarray, dtype: DTypeLike = object) -> jax.Array:
     shape = arrays[0].shape
     if len(arrays) > 1:
         arrays = tuple(np.broadcast_arrays(*arrays))
         shape = arrays[0].shape
     result = _filled([compute(*values) for values in zip(*(a.flat for a in arrays))], shape, dtype)
-    return as_strings(result) if dtype is object else as_array(result)
+    return string_tensor(result) if dtype is object else as_array(result)
 
 
-def lower(input: TensorLike, encoding: str = "", name: str | None = None) -> np.ndarray:
+def lower(input: TensorLike, encoding: str = "", name: str | None = None) -> jax.Array:
     """Converts to lower case; with the encoding "utf-8" for all letters, else for ASCII."""
     return _each(lambda x: x.decode().lower().encode() if encoding else x.lower(), _strings(input))
 
 
-def upper(input: TensorLike, encoding: str = "", name: str | None = None) -> np.ndarray:
+def upper(input: TensorLike, encoding: str = "", name: str | None = None) -> jax.Array:
     """Converts to upper case; with the encoding "utf-8" for all letters, else for ASCII."""
     return _each(lambda x: x.decode().upper().encode() if encoding else x.upper(), _strings(input))
 
 
-def strip(input: TensorLike, name: str | None = None) -> np.ndarray:
+def strip(input: TensorLike, name: str | None = None) -> jax.Array:
     """Removes white space at both ends."""
     return _each(bytes.strip, _strings(input))
 
@@ -83,34 +81,30 @@ def length(input: TensorLike, unit: str = "BYTE", name: str | None = None) -> ja
     return _each(lambda x: len(x if unit == "BYTE" else x.decode()), _strings(input), dtype=np.int32)
 
 
-def join(inputs: Iterable[TensorLike], separator: str = "", name: str | None = None) -> np.ndarray:
+def join(inputs: Iterable[TensorLike], separator: str = "", name: str | None = None) -> jax.Array:
     """Joins the strings at the same index of several tensors."""
     arrays = np.broadcast_arrays(*(_strings(x) for x in inputs))
     return _each(lambda *parts: separator.encode().join(parts), *arrays)
 
 
 def reduce_join(
-    inputs: TensorLike,
-    axis: TensorLike = None,
-    keepdims: bool = False,
-    separator: str = "",
-    name: str | None = None,
-) -> np.ndarray:
+    inputs: TensorLike, axis: TensorLike = None, keepdims: bool = False, separator: str = "", name: str | None = None
+) -> jax.Array:
     """Joins the strings along an axis, by default of the whole tensor."""
     array, along = _strings(inputs), as_axis(axis)
     if along is None:
         whole = np.array(separator.encode().join(array.reshape(-1)), object)
-        return as_strings(whole.reshape((1,) * array.ndim) if keepdims else whole)
+        return string_tensor(whole.reshape((1,) * array.ndim) if keepdims else whole)
     rows = np.moveaxis(array, along, -1)
     joined = np.empty(rows.shape[:-1], object)
     for place in np.ndindex(joined.shape):
         joined[place] = separator.encode().join(rows[place])
-    return as_strings(np.expand_dims(joined, along) if keepdims else joined)
+    return string_tensor(np.expand_dims(joined, along) if keepdims else joined)
 
 
 def substr(
     input: TensorLike, pos: TensorLike, len: TensorLike, unit: str = "BYTE", name: str | None = None
-) -> np.ndarray:
+) -> jax.Array:
     """Returns `len` bytes or, with the unit "UTF8_CHAR", characters, starting at `pos`."""
 
     def cut(x: bytes, start: int, count: int) -> bytes:
@@ -124,36 +118,37 @@ def substr(
     return _each(cut, _strings(input), np.asarray(pos), np.asarray(len))
 
 
-def _parts(strings: np.ndarray, cut: Callable[[Any], list[bytes]]) -> Any:
+def _parts(strings: np.ndarray, cut: Callable[[bytes], list[bytes]]) -> Rows:
     """Splits strings with `cut`: one string to a vector, several strings to a RaggedTensor."""
     if not strings.ndim:
-        string: Any = strings[()]
+        string = strings.item()
         found = [b""] * string.size if isinstance(string, Probe) else cut(string)
         out = np.empty(len(found), object)
         out[:] = found
-        return as_strings(out)
+        return string_tensor(out)
     rows = [_parts(np.array(string, object), cut) for string in strings.ravel()]
     splits = np.cumsum([0, *map(builtins.len, rows)])
     whole = RaggedTensor(np.concatenate([np.empty(0, object), *rows]), splits)
     for size in strings.shape[:0:-1]:  # the inner dimensions, each of one length
         whole = RaggedTensor(whole, np.arange(0, whole.nrows() + 1, size))
-    return jax.tree.map(lambda x: as_strings(x) if x.dtype == object else as_array(x), whole)
+    tensors: RaggedTensor = jax.tree.map(lambda x: as_strings(x) if x.dtype == object else as_array(x), whole)
+    return tensors
 
 
-def split(input: TensorLike, sep: TensorLike = None, maxsplit: int = -1, name: str | None = None) -> _Parts:
+def split(input: TensorLike, sep: TensorLike = None, maxsplit: int = -1, name: str | None = None) -> Rows:
     """Splits at white space, or at `sep`: one string to a vector, several strings to a RaggedTensor."""
-    separator: Any = None if sep is None else _strings(sep)[()] or None
+    separator = None if sep is None else _strings(sep).item() or None
     return _parts(_strings(input), lambda x: x.split(separator, maxsplit))
 
 
-def bytes_split(input: TensorLike, name: str | None = None) -> _Parts:
+def bytes_split(input: TensorLike, name: str | None = None) -> Rows:
     """Splits into single bytes: one string to a vector, several strings to a RaggedTensor."""
     return _parts(_strings(input), lambda x: [x[i : i + 1] for i in builtins.range(builtins.len(x))])
 
 
 def regex_replace(
     input: TensorLike, pattern: str, rewrite: str, replace_global: bool = True, name: str | None = None
-) -> np.ndarray:
+) -> jax.Array:
     """Replaces all matches of a pattern, or the first one."""
     found = re.compile(pattern.encode())
     pieces = re.split(rb"\\([0-9\\])", rewrite.encode())  # every second part is a group's number or a backslash
@@ -195,7 +190,7 @@ def as_string(
     width: int = -1,
     fill: str = "",
     name: str | None = None,
-) -> np.ndarray:
+) -> jax.Array:
     """Converts numbers to strings: floats with six digits after the point unless `precision` is given."""
     array = known(convert_to_tensor(input), "A number that becomes text", "Use tf.print in compiled code.")
 
@@ -204,7 +199,7 @@ def as_string(
             text = "true" if x else "false"
         elif array.dtype.kind in "iu":
             text = str(int(x))
-        elif array.dtype.kind in "OS":
+        elif isinstance(x, bytes):
             return x
         else:
             kind = "g" if shortest else "e" if scientific else "f"
@@ -267,7 +262,7 @@ def print(
     sep: str = " ",
     end: str = "\n",
     name: str | None = None,
-):
+) -> None:
     """Prints when the program runs, in compiled code too; by default to the standard error stream.
 
     Args:
@@ -303,7 +298,8 @@ def print(
                 return _Text(np.asarray(only).item().decode(errors="replace"))
             if _is_distributed(x):
                 shown = [
-                    _host.hosted(next(rest)) if isinstance(part, jax.Array) else part for part in components[id(x)]
+                    _host.hosted(np.asarray(next(rest))) if isinstance(part, jax.Array) else part
+                    for part in components[id(x)]
                 ]
                 return _Text(repr(type(x)(shown)))
             return _shown(next(rest) if isinstance(x, jax.Array) else x, summarize) if is_tensor(x) else x

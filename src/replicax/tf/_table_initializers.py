@@ -22,12 +22,12 @@ class TextFileIndex:
     LINE_NUMBER = -1
 
 
-def as_rows(value: Any, dtype: np.dtype | None = None) -> np.ndarray:
+def as_rows(value: TensorLike, dtype: np.dtype | None = None) -> np.ndarray:
     """Returns keys or values as an array of the table's dtype; raises TypeError where they would lose a part."""
     value = value_of(value)
     if isinstance(value, jax.core.Tracer):
         value = known(value, "What a table has", "Fill tables outside of compiled code.")
-    array = as_host(value)
+    array: np.ndarray = as_host(value)
     if dtype is None or array.dtype == dtype:
         return array
     if not array.size:

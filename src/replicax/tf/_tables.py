@@ -7,8 +7,8 @@ sorted keys. Strings never enter compiled code.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +22,15 @@ from replicax.tf._core import (
     RaggedTensor,
     SparseTensor,
     as_dtype,
-    as_strings,
     dtype_name,
 )
-from replicax.tf._ops import convert_to_tensor, known
-from replicax.tf._table_initializers import as_rows
-from replicax.tf._types import DTypeLike, TensorLike
+from replicax.tf._ops import convert_to_tensor, known, string_tensor
+from replicax.tf._table_initializers import TableInitializerBase, as_rows
+from replicax.tf._types import Composed, DTypeLike, TensorLike
 
 _STRING, _INT64 = np.dtype(object), np.dtype(np.int64)
-_Rows: TypeAlias = "dict[Any, Any]"  # values by key: Python's numbers and bytes, or arrays
+_Key: TypeAlias = "int | float | bytes"
+_Rows: TypeAlias = "dict[_Key, _Key | np.ndarray]"  # values by key: Python's numbers and bytes, or arrays
 
 
 class _Table:
@@ -59,21 +59,21 @@ class _Table:
         return self._name
 
     @property
-    def resource_handle(self) -> Any:
+    def resource_handle(self) -> _Table:
         """The table itself."""
         return self
 
-    def size(self, name: str | None = None) -> Any:
+    def size(self, name: str | None = None) -> jax.Array:
         """Returns the number of keys, int64."""
         return convert_to_tensor(np.int64(len(self._rows)))
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, keys: TensorLike) -> Any:
+    def __getitem__(self, keys: TensorLike) -> Composed:
         return self.lookup(keys)
 
-    def lookup(self, keys: Any, name: str | None = None) -> Any:
+    def lookup(self, keys: TensorLike, name: str | None = None) -> Composed:
         """Returns the values of keys, the default where there is none, in the keys' shape; also of ragged and sparse
         keys.
 
@@ -82,7 +82,7 @@ class _Table:
         """
         return on_values(functools.partial(self._found, default=None), keys)
 
-    def _checked(self, keys: TensorLike) -> Any:
+    def _checked(self, keys: TensorLike) -> jax.Array:
         tensor = convert_to_tensor(keys) if hasattr(keys, "dtype") else convert_to_tensor(keys, self._key_dtype)
         if tensor.dtype != self._key_dtype:
             raise TypeError(
@@ -90,7 +90,7 @@ class _Table:
             )
         return tensor
 
-    def _found(self, keys: TensorLike, default: np.ndarray | None) -> Any:
+    def _found(self, keys: TensorLike, default: np.ndarray | None) -> jax.Array:
         tensor = self._checked(keys)
         if isinstance(tensor, jax.core.Tracer):
             return self._searched(tensor)
@@ -100,7 +100,7 @@ class _Table:
             parts = default.reshape(-1, *shape)
             values = [rows.get(key, parts[i]) for i, key in enumerate(array.ravel().tolist())]
         else:
-            missing = (self._default if default is None else default)[()]
+            missing: _Key | np.ndarray = (self._default if default is None else default)[()]
             found = array.ravel().tolist()
             if rows and found and isinstance(found[0], Probe):  # specs are asked for: no string is unknown
                 missing = next(iter(rows.values()))
@@ -123,27 +123,27 @@ class _Table:
         found = jnp.asarray(known_keys, self._key_dtype)[place] == keys
         return jnp.where(found, jnp.asarray(values, self._value_dtype)[place], self._default)
 
-    def export(self, name: str | None = None) -> tuple[Any, Any]:
+    def export(self, name: str | None = None) -> tuple[jax.Array, jax.Array]:
         """Returns all keys, and their values."""
         keys = _tensor(list(self._rows), self._key_dtype, (len(self._rows),))
         values = list(self._rows.values())
         return keys, _tensor(values, self._value_dtype, (len(values), *self._default.shape))
 
 
-def _tensor(values: list[Any], dtype: np.dtype, shape: tuple[int, ...]) -> Any:
+def _tensor(values: Sequence[_Key | np.ndarray], dtype: np.dtype, shape: tuple[int, ...]) -> jax.Array:
     if dtype == _STRING:
         out = np.empty(len(values), object)
         out[:] = values
-        return as_strings(out.reshape(shape))
+        return string_tensor(out.reshape(shape))
     return convert_to_tensor(np.array(values, dtype).reshape(shape))
 
 
-def on_values(compute: Callable[[Any], Any], keys: Any) -> Any:
+def on_values(compute: Callable[[TensorLike], Composed], keys: TensorLike) -> Composed:
     """Returns a function of a tensor; of the values of a ragged or sparse one, in the same places."""
     if isinstance(keys, SparseTensor):
         return SparseTensor(keys.indices, compute(keys.values), keys.dense_shape)
     if isinstance(keys, RaggedTensor):
-        return RaggedTensor(on_values(compute, keys.values), keys.row_splits)
+        return RaggedTensor(on_values(compute, keys.values), keys.row_splits)  # type: ignore[arg-type]
     return compute(keys)
 
 
@@ -160,24 +160,24 @@ class StaticHashTable(_Table):
     """
 
     def __init__(
-        self, initializer: Any, default_value: TensorLike, name: str | None = None,
+        self, initializer: TableInitializerBase, default_value: TensorLike, name: str | None = None,
         experimental_is_anonymous: bool = False,
     ):  # fmt: skip
         super().__init__(initializer.key_dtype, initializer.value_dtype, default_value, name)
         initializer.initialize(self)
 
-    def _fill(self, keys: list[Any], values: list[Any]) -> None:
+    def _fill(self, keys: list[_Key], values: list[_Key]) -> None:
         rows = self._rows
         for key, value in zip(keys, values):
             if rows.setdefault(key, value) != value:
                 shown = key.decode(errors="replace") if isinstance(key, bytes) else key
                 raise FailedPreconditionError(
-                    f"HashTable has different value for same key. Key {shown} has {rows[key]} and trying to add value "
-                    f"{value}"
+                    f"HashTable has different value for same key. Key {shown} has {rows[key]!s} and trying to add "
+                    f"value {value!s}"
                 )
 
     @property
-    def default_value(self) -> Any:
+    def default_value(self) -> jax.Array:
         """The value of keys that it lacks."""
         return convert_to_tensor(self._default)
 
@@ -195,7 +195,7 @@ class StaticVocabularyTable(_Table):
     """
 
     def __init__(
-        self, initializer: Any, num_oov_buckets: int, lookup_key_dtype: DTypeLike | None = None,
+        self, initializer: TableInitializerBase | None, num_oov_buckets: int, lookup_key_dtype: DTypeLike | None = None,
         name: str | None = None, experimental_is_anonymous: bool = False,
     ):  # fmt: skip
         if num_oov_buckets <= 0:
@@ -210,11 +210,11 @@ class StaticVocabularyTable(_Table):
 
     _fill = StaticHashTable._fill
 
-    def size(self, name: str | None = None) -> Any:
+    def size(self, name: str | None = None) -> jax.Array:
         """Returns the number of terms and buckets, int64."""
         return convert_to_tensor(np.int64(len(self._rows) + self._buckets))
 
-    def _found(self, keys: TensorLike, default: np.ndarray | None) -> Any:
+    def _found(self, keys: TensorLike, default: np.ndarray | None) -> jax.Array:
         tensor = self._checked(keys)
         array = np.asarray(known(tensor, "The bucket of a term", "Look it up outside of compiled code."))
         flat = array.ravel().tolist()
@@ -249,8 +249,8 @@ class MutableHashTable(_Table):
         self._checkpoint = checkpoint
 
     def lookup(  # type: ignore[override]
-        self, keys: Any, dynamic_default_values: TensorLike = None, name: str | None = None
-    ) -> Any:
+        self, keys: TensorLike, dynamic_default_values: TensorLike = None, name: str | None = None
+    ) -> Composed:
         """Returns the values of keys; where there is none, the default, or that of `dynamic_default_values`."""
         default = None if dynamic_default_values is None else as_rows(dynamic_default_values, self._value_dtype)
         return on_values(functools.partial(self._found, default=default), keys)
@@ -265,7 +265,7 @@ class MutableHashTable(_Table):
             )
         self._rows.update(zip(own.ravel().tolist(), self._parts(new)))
 
-    def _parts(self, values: np.ndarray) -> list[Any]:
+    def _parts(self, values: np.ndarray) -> list[_Key | np.ndarray]:
         shape = self._default.shape
         return list(values.reshape(-1, *shape)) if shape else values.ravel().tolist()
 
@@ -274,12 +274,12 @@ class MutableHashTable(_Table):
         for key in as_rows(self._checked(keys), self._key_dtype).ravel().tolist():
             self._rows.pop(key, None)
 
-    def save_state(self) -> Any:
+    def save_state(self) -> list[np.ndarray] | None:
         """Returns the keys and values, for a checkpoint."""
         keys, values = self.export()
         return [np.asarray(keys), np.asarray(values)] if self._checkpoint else None
 
-    def restore_state(self, state: Any) -> None:
+    def restore_state(self, state: Sequence[np.ndarray] | None) -> None:
         """Replaces the keys and values by those of `save_state`."""
         if state is not None:
             self._rows = dict(zip(state[0].tolist(), self._parts(state[1])))
@@ -299,7 +299,7 @@ class DenseHashTable(MutableHashTable):
             for key, what in ((deleted_key, "deleted_key"), (empty_key, "empty_key"))
         }
 
-    def _checked(self, keys: TensorLike) -> Any:
+    def _checked(self, keys: TensorLike) -> jax.Array:
         tensor = super()._checked(keys)
         for key in set(np.asarray(tensor).ravel().tolist()) & set(self._refused):
             raise InvalidArgumentError(f"Using the {self._refused[key]} as a table key is not allowed")

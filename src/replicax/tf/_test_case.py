@@ -6,19 +6,22 @@ import contextlib
 import os
 import random
 import tempfile
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replicax.tf import _nests, _random_keys
 from replicax.tf._assertions import TensorAssertions
-from replicax.tf._core import DistributedValues, IndexedSlices, Mirrored, PerReplica, SparseTensor, Tree, Variable
+from replicax.tf._core import DistributedValues, IndexedSlices, Leaf, Mirrored, PerReplica, SparseTensor, Tree, Variable
 
 try:
     from absl.testing import absltest
 except ImportError as error:
     raise ImportError("tf.test.TestCase is made of absl's test case: pip install absl-py.", name="absl") from error
+
+if TYPE_CHECKING:
+    from replicax.tf.compat.v1 import Session
 
 # The seed that every test begins with, which is TensorFlow's.
 _SEED = 87654321
@@ -42,19 +45,18 @@ class TestCase(TensorAssertions, absltest.TestCase):  # type: ignore[misc]  # co
             self._temp_dir = tempfile.mkdtemp(dir=parent)
         return self._temp_dir
 
-    def evaluate(self, tensors: Tree) -> Any:
+    def evaluate(self, tensors: Tree) -> Tree:
         """Returns the values of a structure of tensors as NumPy's arrays; functions in it are called."""
         return None if tensors is None else _nests.map_structure(self._evaluated, tensors)
 
-    def _evaluated(self, value: Any) -> Any:
+    def _evaluated(self, value: Leaf) -> Leaf:
         if value is None:
             return None
         if isinstance(value, SparseTensor):
             return SparseTensor(*(np.asarray(part) for part in (value.indices, value.values, value.dense_shape)))
         if isinstance(value, IndexedSlices):
-            parts: list[Any] = [value.values, value.indices, value.dense_shape]
-            on_host: list[Any] = [None if part is None else np.asarray(part) for part in parts]
-            return IndexedSlices(*on_host)
+            shape = None if value.dense_shape is None else np.asarray(value.dense_shape)
+            return IndexedSlices(np.asarray(value.values), np.asarray(value.indices), shape)  # type: ignore[arg-type]
         if isinstance(value, DistributedValues) and not isinstance(value, Variable):
             components = [self._evaluated(component) for component in value.values]
             return components[0] if isinstance(value, Mirrored) else PerReplica(components)
@@ -66,8 +68,8 @@ class TestCase(TensorAssertions, absltest.TestCase):  # type: ignore[misc]  # co
 
     @contextlib.contextmanager
     def session(
-        self, graph: Any = None, config: Any = None, use_gpu: bool = True, force_gpu: bool = False
-    ) -> Iterator[Any]:
+        self, graph: object = None, config: object = None, use_gpu: bool = True, force_gpu: bool = False
+    ) -> Iterator[Session]:
         """Returns a context, for tests that were written for sessions. Its value is a session that runs nothing."""
         from replicax.tf.compat.v1 import Session
 
@@ -80,6 +82,6 @@ class TestCase(TensorAssertions, absltest.TestCase):  # type: ignore[misc]  # co
     assertRaisesRegexp = absltest.TestCase.assertRaisesRegex
 
 
-def main(argv: Any = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Runs the tests of the module that is the program, as `absltest.main` does."""
-    absltest.main(argv)
+    absltest.main(argv=argv)

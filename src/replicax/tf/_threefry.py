@@ -49,7 +49,10 @@ def _alone(key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array) -> tu
     words = tuple(jnp.broadcast_to(word, shape) for word in (key0, key1, x0, x1))
     if 0 < math.prod(shape) <= _SMALL:
         always = (words[0].ravel()[0] | np.uint32(1)) != 0
-        return jax.lax.cond(always, lambda *words: hashed(*words), lambda *words: words[:2], *words)
+        result: tuple[jax.Array, jax.Array] = jax.lax.cond(
+            always, lambda *words: hashed(*words), lambda *words: words[:2], *words
+        )
+        return result
     one = jnp.minimum(jnp.maximum(words[0], np.uint32(1)), np.uint32(1))
     x0, x1 = hashed(key0, key1, x0, x1)
     return jax.lax.div(x0, one), jax.lax.div(x1, one)

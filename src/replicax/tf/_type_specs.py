@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -37,11 +38,11 @@ class IndexedSlicesSpec(TypeSpec):
 
     def __init__(
         self,
-        shape: Any = None,
+        shape: Iterable[int | None] | int | None = None,
         dtype: DTypeLike = "float32",
         indices_dtype: DTypeLike = "int64",
         dense_shape_dtype: DTypeLike | None = None,
-        indices_shape: Any = None,
+        indices_shape: Iterable[int | None] | int | None = None,
     ):
         self._shape, self._dtype, self._indices_dtype = TensorShape(shape), as_dtype(dtype), as_dtype(indices_dtype)
         self._dense_shape_dtype = None if dense_shape_dtype is None else as_dtype(dense_shape_dtype)
@@ -60,7 +61,7 @@ class IndexedSlicesSpec(TypeSpec):
         kind = getattr(value.dense_shape, "dtype", "int32") if known else None
         return cls(shape, value.dtype, value.indices.dtype, kind, value.indices.shape)
 
-    def _serialize(self) -> tuple[Any, ...]:
+    def _serialize(self) -> tuple[object, ...]:
         return self._shape, self._dtype, self._indices_dtype, self._dense_shape_dtype, self._indices_shape
 
     def __repr__(self) -> str:
@@ -74,7 +75,7 @@ class TensorArraySpec(TypeSpec):
 
     def __init__(
         self,
-        element_shape: Any = None,
+        element_shape: Iterable[int | None] | int | None = None,
         dtype: DTypeLike = "float32",
         dynamic_size: bool = False,
         infer_shape: bool = True,
@@ -92,7 +93,7 @@ class TensorArraySpec(TypeSpec):
         """Returns the spec of an array of tensors."""
         return cls(value.element_shape, value.dtype, value.dynamic_size)
 
-    def _serialize(self) -> tuple[Any, ...]:
+    def _serialize(self) -> tuple[object, ...]:
         return self._shape, self._dtype, self._dynamic_size, self._infer_shape
 
     def __repr__(self) -> str:
@@ -112,11 +113,11 @@ class _OfElements(TypeSpec):
         return self._element_spec
 
     @classmethod
-    def from_value(cls, value: Any) -> _OfElements:
+    def from_value(cls, value: Optional | DatasetIterator) -> _OfElements:
         """Returns the spec of a value."""
         return cls(value.element_spec)
 
-    def _serialize(self) -> tuple[Any, ...]:
+    def _serialize(self) -> tuple[object, ...]:
         return (self._element_spec,)
 
 
@@ -151,7 +152,7 @@ class NoneTensorSpec(TypeSpec):
         """Returns the spec of None."""
         return cls()
 
-    def _serialize(self) -> tuple[Any, ...]:
+    def _serialize(self) -> tuple[object, ...]:
         return ()
 
 

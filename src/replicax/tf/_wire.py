@@ -62,7 +62,8 @@ class _Words:
             self._anywhere = self._anywhere.astype(np.uint64, copy=not self._anywhere.flags.c_contiguous)
         if self._anywhere.flags.c_contiguous:
             return self._anywhere.take(places, mode="clip")
-        return self._anywhere[np.minimum(places, len(self._anywhere) - 1)]
+        result: np.ndarray = self._anywhere[np.minimum(places, len(self._anywhere) - 1)]
+        return result
 
 
 # --- one record ------------------------------------------------------------------------------------------------------
@@ -323,7 +324,7 @@ class _Search:
         starts, stops = self.starts[records], self.stops[records]
         begins, ends = _steps(self.data, starts, layout.size)
         last = ends[-1] if layout.size else starts
-        fits = (last == stops) & ~self.unusual[records]
+        fits: np.ndarray = (last == stops) & ~self.unusual[records]
         if not fits.all():
             records, begins, ends = records[fits], begins[:, fits], ends[:, fits]
         same = layout.fits(self.words, begins)

@@ -53,7 +53,8 @@ def _single_integers(words: np.ndarray, lengths: np.ndarray, most: int) -> np.nd
 
 def _floats_at(data: bytes, places: np.ndarray) -> np.ndarray:
     anywhere = np.ndarray((len(data) - 3,), "<f4", data, strides=(1,))
-    return anywhere[places].astype(np.float32, copy=False)
+    result: np.ndarray = anywhere[places].astype(np.float32, copy=False)
+    return result
 
 
 def _between(data: bytes, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -68,7 +69,8 @@ def _all_places(starts: np.ndarray, counts: np.ndarray, size: int = 1) -> np.nda
     if (counts == 1).all():
         return starts
     within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-    return np.repeat(starts, counts) + size * within
+    result: np.ndarray = np.repeat(starts, counts) + size * within
+    return result
 
 
 def floats(data: bytes, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, SupportsInt
+from typing import NamedTuple, SupportsInt, TypeAlias
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from replicax.tf._host import jnp
 from replicax.tf._images.checks import image_of, require
 from replicax.tf._operations import operations
 from replicax.tf._ops import as_int, convert_to_tensor, known
-from replicax.tf._types import ShapeLike, TensorLike
+from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
 
 # The colors of boxes that are given none: yellow, blue, red, lime, purple, olive, maroon, navy, aqua, fuchsia.
 _COLORS = [[1, 1, 0, 1], [0, 0, 1, 1], [1, 0, 0, 1], [0, 1, 0, 1], [0.5, 0, 0.5, 1], [0.5, 0.5, 0, 1], [0.5, 0, 0, 1],
@@ -23,7 +23,7 @@ _COLORS = [[1, 1, 0, 1], [0, 0, 1, 1], [1, 0, 0, 1], [0, 1, 0, 1], [0.5, 0, 0.5,
 
 def draw_bounding_boxes(
     images: TensorLike, boxes: TensorLike, colors: TensorLike | None, name: str | None = None
-) -> Any:
+) -> jax.Array:
     """Draws the edges of boxes into images.
 
     Args:
@@ -53,9 +53,18 @@ def draw_bounding_boxes(
 # Suppression
 
 
+# The numbers of the boxes that are kept, padded with 0, their scores, and how many they are.
+_Kept: TypeAlias = "tuple[jax.Array, jax.Array, jax.Array]"
+
+
 def _suppressed(
-    overlaps: Callable[[Any], Any], scores: Any, most: int, iou_threshold: Any, score_threshold: Any, sigma: Any
-) -> tuple[Any, Any, Any]:
+    overlaps: Callable[[jax.Array], jax.Array],
+    scores: jax.Array,
+    most: int,
+    iou_threshold: jax.Array,
+    score_threshold: jax.Array,
+    sigma: jax.Array,
+) -> _Kept:
     """Returns the numbers of the boxes that are kept, the best first and padded with 0, their scores, and their number.
 
     Args:
@@ -67,7 +76,7 @@ def _suppressed(
         sigma: of the bell by which scores of boxes that overlap become less; 0 for none.
     """
 
-    def step(at: Any, state: Any) -> Any:
+    def step(at: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         left, kept, values, count = state
         best = jax.numpy.argmax(left)
         score = left[best]
@@ -80,23 +89,19 @@ def _suppressed(
         values = values.at[at].set(jax.numpy.where(taken, score, 0.0))
         return jax.numpy.where(taken, after, left), kept, values, count + taken.astype(np.int32)
 
-    begin = scores.astype(np.float32), jax.numpy.zeros(most, np.int32), jax.numpy.zeros(most, np.float32), np.int32(0)
-    if not scores.shape[0]:
-        return begin[1:]
-    _, kept, values, count = jax.lax.fori_loop(0, most, step, begin)
+    kept, values = jax.numpy.zeros(most, np.int32), jax.numpy.zeros(most, np.float32)
+    count = jax.numpy.zeros((), np.int32)
+    if scores.shape[0]:
+        begin = scores.astype(np.float32), kept, values, count
+        _, kept, values, count = jax.lax.fori_loop(0, most, step, begin)
     return kept, values, count
 
 
-def _areas(boxes: Any) -> tuple[Any, Any, Any, Any, Any]:
-    low = jax.numpy.minimum(boxes[:, :2], boxes[:, 2:])
-    high = jax.numpy.maximum(boxes[:, :2], boxes[:, 2:])
-    return low[:, 0], low[:, 1], high[:, 0], high[:, 1], jax.numpy.prod(high - low, 1)
+def _of_boxes(boxes: jax.Array, scores: jax.Array, most: int, *limits: jax.Array) -> _Kept:
+    low, high = jax.numpy.minimum(boxes[:, :2], boxes[:, 2:]), jax.numpy.maximum(boxes[:, :2], boxes[:, 2:])
+    (top, left), (bottom, right), area = low.T, high.T, jax.numpy.prod(high - low, 1)
 
-
-def _of_boxes(boxes: Any, scores: Any, most: int, iou: Any, score: Any, sigma: Any) -> tuple[Any, Any, Any]:
-    top, left, bottom, right, area = _areas(boxes)
-
-    def overlaps(one: Any) -> Any:
+    def overlaps(one: jax.Array) -> jax.Array:
         down = jax.numpy.maximum(jax.numpy.minimum(bottom, bottom[one]) - jax.numpy.maximum(top, top[one]), 0)
         across = jax.numpy.maximum(jax.numpy.minimum(right, right[one]) - jax.numpy.maximum(left, left[one]), 0)
         common = down * across
@@ -104,29 +109,31 @@ def _of_boxes(boxes: Any, scores: Any, most: int, iou: Any, score: Any, sigma: A
         union = jax.numpy.where(empty, 1, area + area[one] - common)
         return jax.numpy.where(empty, 0, common / union)
 
-    return _suppressed(overlaps, scores, most, iou, score, sigma)
+    return _suppressed(overlaps, scores, most, *limits)
 
 
-def _of_overlaps(table: Any, scores: Any, most: int, overlap: Any, score: Any, sigma: Any) -> tuple[Any, Any, Any]:
-    return _suppressed(lambda one: table[one], scores, most, overlap, score, sigma)
+def _of_overlaps(table: jax.Array, scores: jax.Array, most: int, *limits: jax.Array) -> _Kept:
+    return _suppressed(lambda one: table[one], scores, most, *limits)
 
 
-_PROGRAMS = {compute: jax.jit(compute, static_argnums=2) for compute in (_of_boxes, _of_overlaps)}
+_PROGRAMS: dict[Callable[..., _Kept], Callable[..., _Kept]] = {
+    compute: jax.jit(compute, static_argnums=2) for compute in (_of_boxes, _of_overlaps)
+}
 
 
-def _kept(compute: Any, boxes: TensorLike, scores: TensorLike, most: TensorLike, *limits: Any) -> tuple[Any, Any, Any]:
+def _kept(
+    compute: Callable[..., _Kept], boxes: TensorLike, scores: TensorLike, most: TensorLike, *limits: TensorLike
+) -> _Kept:
     of_boxes, values = convert_to_tensor(boxes), convert_to_tensor(scores)
     count = as_int(most, "max_output_size")
     require(of_boxes.ndim == 2, f"boxes must have shape [boxes, 4], got {tuple(of_boxes.shape)}.")
     require(values.shape == of_boxes.shape[:1], f"scores has incompatible shape {tuple(values.shape)}.")
     numbers = [np.float32(x) if isinstance(x, (int, float)) else convert_to_tensor(x) for x in limits]
-    found: tuple[Any, Any, Any] = _host.on_jax(lambda *a: _PROGRAMS[compute](a[0], a[1], count, *a[2:]))(
-        of_boxes, values, *numbers
-    )
-    return found
+    program = _host.on_jax(lambda *arrays: _PROGRAMS[compute](*arrays[:2], count, *arrays[2:]))
+    return program(of_boxes, values, *numbers)
 
 
-def _cut(found: tuple[Any, Any, Any]) -> tuple[Any, Any]:
+def _cut(found: _Kept) -> tuple[jax.Array, jax.Array]:
     """Returns the numbers and the scores of the boxes that are kept, without padding."""
     end = int(known(found[2], "The number of boxes", "In compiled code, use tf.image.non_max_suppression_padded."))
     return found[0][:end], found[1][:end]
@@ -139,7 +146,7 @@ def non_max_suppression(
     iou_threshold: float = 0.5,
     score_threshold: float = -math.inf,
     name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Returns the numbers of the boxes with the best scores that do not overlap better ones; int32.
 
     Args:
@@ -161,7 +168,7 @@ def non_max_suppression_with_scores(
     score_threshold: float = -math.inf,
     soft_nms_sigma: float = 0.0,
     name: str | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[jax.Array, jax.Array]:
     """Returns what `non_max_suppression` does and the scores.
 
     With `soft_nms_sigma`, boxes that overlap better ones are not left out, but their scores become less.
@@ -176,7 +183,7 @@ def non_max_suppression_overlaps(
     overlap_threshold: float = 0.5,
     score_threshold: float = -math.inf,
     name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Returns what `non_max_suppression` does, from a table `[boxes, boxes]` of overlaps."""
     return _cut(_kept(_of_overlaps, overlaps, scores, max_output_size, overlap_threshold, score_threshold, 0.0))[0]
 
@@ -192,7 +199,7 @@ def non_max_suppression_padded(
     sorted_input: bool = False,
     canonicalized_coordinates: bool = False,
     tile_size: int = 512,
-) -> tuple[Any, Any]:
+) -> tuple[jax.Array, jax.Array]:
     """Returns the numbers of the boxes that are kept, padded with 0, and how many there are.
 
     Args:
@@ -221,7 +228,9 @@ def non_max_suppression_padded(
     return (found[0] if pad_to_max_output_size else _cut(found)[0]), found[2]
 
 
-def _stack_images(images: Sequence[tuple[Any, ...]], kinds: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
+def _stack_images(
+    images: Sequence[tuple[jax.Array, ...]], kinds: Sequence[tuple[tuple[int, ...], DTypeLike]]
+) -> list[jax.Array]:
     """Stack the results of all images.
 
     Args:
@@ -236,10 +245,10 @@ def _stack_images(images: Sequence[tuple[Any, ...]], kinds: Sequence[tuple[tuple
 class CombinedNonMaxSuppression(NamedTuple):
     """The boxes that are kept of each image, padded with zeros, their scores and classes, and how many there are."""
 
-    nmsed_boxes: Any
-    nmsed_scores: Any
-    nmsed_classes: Any
-    valid_detections: Any
+    nmsed_boxes: jax.Array
+    nmsed_scores: jax.Array
+    nmsed_classes: jax.Array
+    valid_detections: jax.Array
 
 
 def combined_non_max_suppression(
@@ -282,11 +291,12 @@ def combined_non_max_suppression(
             there = np.arange(per_class) < count
             rows.append((own[kept], jnp.where(there, best, -np.inf), np.full(per_class, kind, np.float32), there))
         images.append(_best([jnp.concatenate(part) for part in zip(*rows)], size, clip_boxes))
+    kinds: list[tuple[tuple[int, ...], DTypeLike]]
     kinds = [((size, 4), of_boxes.dtype), ((size,), np.float32), ((size,), np.float32), ((), np.int32)]
     return CombinedNonMaxSuppression(*_stack_images(images, kinds))
 
 
-def _best(rows: list[Any], size: int, clip: bool) -> tuple[Any, Any, Any, Any]:
+def _best(rows: list[jax.Array], size: int, clip: bool) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Returns so many boxes with the best scores, padded with zeros, of boxes, scores, classes, and which are there."""
     order = jnp.argsort(-rows[1])[:size]
     missing = size - order.shape[0]
@@ -304,13 +314,13 @@ def _best(rows: list[Any], size: int, clip: bool) -> tuple[Any, Any, Any, Any]:
 class SampledBox(NamedTuple):
     """A window of an image: where it begins and its size, for `tf.slice`, and the same as a box from 0 to 1."""
 
-    begin: Any
-    size: Any
-    bboxes: Any
+    begin: jax.Array
+    size: jax.Array
+    bboxes: jax.Array
 
 
 def _sampled(
-    draw: Callable[[tuple[int, ...]], Any],
+    draw: _draws.Draw,
     image_size: ShapeLike,
     bounding_boxes: TensorLike,
     least_covered: TensorLike,
@@ -332,7 +342,8 @@ def _sampled(
         "No bounding boxes provided as input. One must enable use_image_if_no_bounding_boxes if you wish to not "
         "provide any bounding boxes.",
     )
-    chance = draw((4, 100 if max_attempts is None else int(max_attempts)))
+    attempts = 100 if max_attempts is None else int(max_attempts)
+    chance = _draws.uniform(draw, (4, attempts), 0.0, 1.0, np.float32)
     rows, columns = (shape[i].astype(np.float32) for i in range(2))
     height, width, fits = _sizes(chance, rows, columns, ratios, areas)
     top = jnp.floor(chance[2] * jnp.maximum(rows - height, 1))
@@ -352,8 +363,8 @@ def _sampled(
 
 
 def _sizes(
-    chance: Any, rows: Any, columns: Any, ratios: Sequence[float], areas: Sequence[float]
-) -> tuple[Any, Any, Any]:
+    chance: jax.Array, rows: jax.Array, columns: jax.Array, ratios: Sequence[float], areas: Sequence[float]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the heights and widths of attempts, and which of them have an area that is allowed."""
     ratio = np.float32(ratios[0]) + chance[0] * np.float32(ratios[1] - ratios[0])
     least, most = (np.float32(part) * rows * columns for part in areas)
@@ -370,7 +381,9 @@ def _sizes(
     return height, width, (area >= least) & (area <= most) & (height <= rows) & (width <= columns) & (area > 0)
 
 
-def _covers(objects: Any, top: Any, left: Any, height: Any, width: Any, least: TensorLike) -> Any:
+def _covers(
+    objects: jax.Array, top: jax.Array, left: jax.Array, height: jax.Array, width: jax.Array, least: TensorLike
+) -> jax.Array:
     """Returns which windows have this part of an object in them."""
     down = jnp.minimum(objects[:, 2, None], top + height) - jnp.maximum(objects[:, 0, None], top)
     across = jnp.minimum(objects[:, 3, None], left + width) - jnp.maximum(objects[:, 1, None], left)
@@ -406,10 +419,9 @@ def sample_distorted_bounding_box(
     Returns:
         the beginning and the size for `tf.slice`, and the box as `[1, 1, 4]`.
     """
-    by = _draws.of_op("uniform", np.dtype(np.float32), seed if seed else None)
     return _sampled(
-        lambda shape: _draws.uniform(by, shape, 0.0, 1.0, np.float32), image_size, bounding_boxes, min_object_covered,
-        aspect_ratio_range, area_range, max_attempts, use_image_if_no_bounding_boxes,
+        _draws.of_op("uniform", np.dtype(np.float32), seed if seed else None), image_size, bounding_boxes,
+        min_object_covered, aspect_ratio_range, area_range, max_attempts, use_image_if_no_bounding_boxes,
     )  # fmt: skip
 
 
@@ -425,10 +437,9 @@ def stateless_sample_distorted_bounding_box(
     name: str | None = None,
 ) -> SampledBox:
     """Does what `sample_distorted_bounding_box` does, depending on `seed` (two integers) alone."""
-    by = _draws.of_seed(seed)
     return _sampled(
-        lambda shape: _draws.uniform(by, shape, 0.0, 1.0, np.float32), image_size, bounding_boxes, min_object_covered,
-        aspect_ratio_range, area_range, max_attempts, use_image_if_no_bounding_boxes,
+        _draws.of_seed(seed), image_size, bounding_boxes, min_object_covered, aspect_ratio_range,
+        area_range, max_attempts, use_image_if_no_bounding_boxes,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import jax
 
@@ -12,6 +12,9 @@ from replicax.tf import _host
 from replicax.tf._core import InvalidArgumentError
 from replicax.tf._ops import convert_to_tensor
 from replicax.tf._types import TensorLike
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def check(condition: object, text: str) -> None:
@@ -26,7 +29,7 @@ def require(condition: object, text: str) -> None:
         raise InvalidArgumentError(text)
 
 
-def image_of(value: TensorLike, ranks: tuple[int, ...] = (3, 4)) -> Any:
+def image_of(value: TensorLike, ranks: tuple[int, ...] = (3, 4)) -> jax.Array:
     """Returns an image `[height, width, channels]`, or a batch of images, as a tensor."""
     image = convert_to_tensor(value)
     if image.ndim not in ranks:
@@ -35,22 +38,22 @@ def image_of(value: TensorLike, ranks: tuple[int, ...] = (3, 4)) -> Any:
     return image
 
 
-def at_least_3d(value: TensorLike) -> Any:
+def at_least_3d(value: TensorLike) -> jax.Array:
     """Returns an image with any number of dimensions in front as a tensor."""
     image = convert_to_tensor(value)
     check(image.ndim >= 3, f"'image' (shape {tuple(image.shape)}) must be at least three-dimensional.")
     return image
 
 
-def compiled(compute: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(compute: Callable[_P, _R]) -> Callable[_P, _R]:
     """Makes one program of a function of tensors, which otherwise would be one for each operation in it.
 
     In functions of datasets that run in Python, the function computes with NumPy.
     """
-    program = jax.jit(compute, inline=True)
+    program: Callable[_P, _R] = jax.jit(compute, inline=True)
 
     @functools.wraps(compute)
-    def call(*arrays: Any) -> Any:
-        return compute(*arrays) if _host.is_on() else program(*arrays)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return compute(*args, **kwargs) if _host.is_on() else program(*args, **kwargs)
 
     return call

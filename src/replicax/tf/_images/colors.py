@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -21,21 +20,23 @@ from replicax.tf._types import DTypeLike, TensorLike
 
 
 @functools.cache
-def _is_integer(dtype: Any) -> bool:
+def _is_integer(dtype: DTypeLike) -> bool:
     return bool(jax.numpy.issubdtype(dtype, np.integer))
 
 
 @functools.cache
-def _largest(dtype: Any) -> int:
+def _largest(dtype: DTypeLike) -> int:
     return int(np.iinfo(dtype).max)
 
 
 @functools.cache
-def _is_float(dtype: Any) -> bool:
+def _is_float(dtype: DTypeLike) -> bool:
     return bool(jax.numpy.issubdtype(dtype, np.floating))
 
 
-def convert_image_dtype(image: TensorLike, dtype: DTypeLike, saturate: bool = False, name: str | None = None) -> Any:
+def convert_image_dtype(
+    image: TensorLike, dtype: DTypeLike, saturate: bool = False, name: str | None = None
+) -> jax.Array:
     """Converts an image to another dtype: floats are from 0 to 1, integers from 0 to their largest number.
 
     Args:
@@ -61,18 +62,18 @@ def convert_image_dtype(image: TensorLike, dtype: DTypeLike, saturate: bool = Fa
     return to(tensor, dtype) * np.asarray((want + 1) // (have + 1), dtype)
 
 
-def _as_floats(image: TensorLike) -> tuple[Any, Any]:
+def _as_floats(image: TensorLike) -> tuple[jax.Array, np.dtype]:
     """Returns an image as floats to compute with, and its own dtype."""
     tensor = convert_to_tensor(image)
     kept = tensor.dtype in (np.float16, np.float32)
     return tensor if kept else convert_image_dtype(tensor, np.float32), tensor.dtype
 
 
-def _as_before(floats: Any, dtype: Any) -> Any:
+def _as_before(floats: jax.Array, dtype: DTypeLike) -> jax.Array:
     return convert_image_dtype(floats, dtype, saturate=True)
 
 
-def _number(value: TensorLike, dtype: Any) -> Any:
+def _number(value: TensorLike, dtype: DTypeLike) -> jax.Array | np.ndarray:
     """Returns a parameter in the dtype of the image; numbers on the host stay there."""
     if isinstance(value, (int, float, np.generic)):
         return np.asarray(value, dtype)
@@ -82,41 +83,41 @@ def _number(value: TensorLike, dtype: Any) -> Any:
 # Brightness and the like
 
 
-def adjust_brightness(image: TensorLike, delta: TensorLike) -> Any:
+def adjust_brightness(image: TensorLike, delta: TensorLike) -> jax.Array:
     """Adds `delta` to an image; those of integers are from 0 to 1 meanwhile."""
     floats, dtype = _as_floats(image)
     return _as_before(floats + _number(delta, floats.dtype), dtype)
 
 
 @compiled
-def _contrasted(image: Any, factor: Any) -> Any:
+def _contrasted(image: jax.Array, factor: jax.Array | np.ndarray) -> jax.Array:
     mean = jnp.mean(image, (-3, -2), keepdims=True)
     return (image - mean) * factor + mean
 
 
-def adjust_contrast(images: TensorLike, contrast_factor: TensorLike) -> Any:
+def adjust_contrast(images: TensorLike, contrast_factor: TensorLike) -> jax.Array:
     """Multiplies the distance of each channel from its mean by `contrast_factor`."""
     floats, dtype = _as_floats(at_least_3d(images))
     return _as_before(_contrasted(floats, _number(contrast_factor, floats.dtype)), dtype)
 
 
-def adjust_gamma(image: TensorLike, gamma: TensorLike = 1, gain: TensorLike = 1) -> Any:
+def adjust_gamma(image: TensorLike, gamma: TensorLike = 1, gain: TensorLike = 1) -> jax.Array:
     """Returns `gain * image ** gamma`; images of integers are from 0 to 1 meanwhile."""
     floats, dtype = _as_floats(image)
     if is_known(gamma):
-        check(known(gamma, "gamma", "") >= 0, f"Gamma should be a non-negative real number, got {gamma}.")
-    return _as_before(_number(gain, floats.dtype) * floats ** _number(gamma, floats.dtype), dtype)
+        check(known(gamma, "gamma", "") >= 0, f"Gamma should be a non-negative real number, got {gamma!s}.")
+    return _as_before(floats ** _number(gamma, floats.dtype) * _number(gain, floats.dtype), dtype)
 
 
 @compiled
-def _standardized(image: Any) -> Any:
+def _standardized(image: jax.Array) -> jax.Array:
     mean = jnp.mean(image, (-3, -2, -1), keepdims=True)
     centered = image - mean
     deviation = jnp.sqrt(jnp.mean(jnp.square(centered), (-3, -2, -1), keepdims=True))
     return centered / jnp.maximum(deviation, np.float32(1 / math.sqrt(math.prod(image.shape[-3:]))))
 
 
-def per_image_standardization(image: TensorLike) -> Any:
+def per_image_standardization(image: TensorLike) -> jax.Array:
     """Returns each image with mean 0 and variance 1, as floats.
 
     The standard deviation is at least `1 / sqrt(number of values)`, so that an image of one color becomes zeros.
@@ -129,7 +130,7 @@ def per_image_standardization(image: TensorLike) -> Any:
 
 def adjust_jpeg_quality(
     image: TensorLike, jpeg_quality: TensorLike, dct_method: str = "", name: str | None = None
-) -> Any:
+) -> jax.Array:
     """Returns an image as it is after it was written to a JPEG file of this quality, from 0 to 100."""
     tensor = convert_to_tensor(image)
     bytes_ = np.asarray(known(_as_before(tensor, np.uint8), "An image to be encoded", "Use it in Dataset.map."))
@@ -140,7 +141,7 @@ def adjust_jpeg_quality(
 # Hue and saturation
 
 
-def _hue(image: Any) -> tuple[Any, Any, Any]:
+def _hue(image: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the hue, from 0 to 1, and the smallest and largest of red, green and blue, each with one channel."""
     red, green, blue = image[..., 0:1], image[..., 1:2], image[..., 2:3]
     most, least = jnp.maximum(jnp.maximum(red, green), blue), jnp.minimum(jnp.minimum(red, green), blue)
@@ -152,7 +153,7 @@ def _hue(image: Any) -> tuple[Any, Any, Any]:
     return jnp.where(hue < 0, hue + 1, hue), least, most
 
 
-def _shares(hue: Any) -> Any:
+def _shares(hue: jax.Array) -> jax.Array:
     """Returns how much of red, green and blue, from 0 to 1, a hue has."""
     turned = hue * 6
     red, green, blue = abs(turned - 3) - 1, 2 - abs(turned - 2), 2 - abs(turned - 4)
@@ -160,33 +161,33 @@ def _shares(hue: Any) -> Any:
 
 
 @compiled
-def _hsv_of(image: Any) -> Any:
+def _hsv_of(image: jax.Array) -> jax.Array:
     hue, least, most = _hue(image)
     saturation = jnp.where(most > 0, (most - least) / jnp.where(most > 0, most, jnp.ones_like(most)), 0 * most)
     return jnp.concatenate([hue, saturation, most], -1)
 
 
 @compiled
-def _rgb_of(image: Any) -> Any:
+def _rgb_of(image: jax.Array) -> jax.Array:
     hue, saturation, value = image[..., 0:1], image[..., 1:2], image[..., 2:3]
     return ((1 - saturation) + saturation * _shares(hue)) * value
 
 
 @compiled
-def _turned(image: Any, delta: Any) -> Any:
+def _turned(image: jax.Array, delta: jax.Array | np.ndarray) -> jax.Array:
     hue, least, most = _hue(image)
     hue = hue + delta
     return least + (most - least) * _shares(hue - jnp.floor(hue))
 
 
 @compiled
-def _saturated(image: Any, factor: Any) -> Any:
+def _saturated(image: jax.Array, factor: jax.Array | np.ndarray) -> jax.Array:
     hsv = _hsv_of(image)
     saturation = jnp.clip(hsv[..., 1:2] * factor, 0, 1)
     return _rgb_of(jnp.concatenate([hsv[..., 0:1], saturation, hsv[..., 2:3]], -1))
 
 
-def _colored(images: TensorLike) -> Any:
+def _colored(images: TensorLike) -> jax.Array:
     tensor = convert_to_tensor(images)
     found = tensor.shape[-1] if tensor.ndim else 0
     require(found == 3, f"input must have 3 channels but instead has {found} channels.")
@@ -194,17 +195,17 @@ def _colored(images: TensorLike) -> Any:
     return tensor
 
 
-def rgb_to_hsv(images: TensorLike, name: str | None = None) -> Any:
+def rgb_to_hsv(images: TensorLike, name: str | None = None) -> jax.Array:
     """Converts floats from 0 to 1 of red, green and blue to hue, saturation and value."""
     return _hsv_of(_colored(images))
 
 
-def hsv_to_rgb(images: TensorLike, name: str | None = None) -> Any:
+def hsv_to_rgb(images: TensorLike, name: str | None = None) -> jax.Array:
     """Converts floats from 0 to 1 of hue, saturation and value to red, green and blue."""
     return _rgb_of(_colored(images))
 
 
-def adjust_hue(image: TensorLike, delta: TensorLike, name: str | None = None) -> Any:
+def adjust_hue(image: TensorLike, delta: TensorLike, name: str | None = None) -> jax.Array:
     """Turns the hue of an RGB image by `delta`, from -1 to 1, where 1 is once around."""
     if is_known(delta):
         turn = known(delta, "delta", "")
@@ -213,7 +214,7 @@ def adjust_hue(image: TensorLike, delta: TensorLike, name: str | None = None) ->
     return _as_before(_turned(_colored(floats), _number(delta, floats.dtype)), dtype)
 
 
-def adjust_saturation(image: TensorLike, saturation_factor: TensorLike, name: str | None = None) -> Any:
+def adjust_saturation(image: TensorLike, saturation_factor: TensorLike, name: str | None = None) -> jax.Array:
     """Multiplies the saturation of an RGB image by a factor."""
     floats, dtype = _as_floats(image)
     return _as_before(_saturated(_colored(floats), _number(saturation_factor, floats.dtype)), dtype)
@@ -228,7 +229,7 @@ _OF_YUV = [[1.0, 1.0, 1.0], [0.0, -0.394642334, 2.03206185], [1.13988303, -0.580
 _LUMA = [[0.2989], [0.5870], [0.1140]]
 
 
-def _mixed(image: Any, weights: Sequence[Sequence[float]]) -> Any:
+def _mixed(image: jax.Array, weights: Sequence[Sequence[float]]) -> jax.Array:
     """Returns an image whose channels are sums of the old ones."""
     require(
         image.shape[-1] == 3, f"Matrix size-incompatible: an image of shape {tuple(image.shape)} has not 3 channels."
@@ -237,40 +238,40 @@ def _mixed(image: Any, weights: Sequence[Sequence[float]]) -> Any:
     return parts[0] + parts[1] + parts[2]
 
 
-def _mixed_floats(images: TensorLike, weights: Sequence[Sequence[float]]) -> Any:
+def _mixed_floats(images: TensorLike, weights: Sequence[Sequence[float]]) -> jax.Array:
     tensor = convert_to_tensor(images)
     if not jax.numpy.issubdtype(tensor.dtype, np.floating):
         raise TypeError(f"The image must have floats, got {tensor.dtype}: use tf.image.convert_image_dtype.")
     return _mixed(tensor, weights)
 
 
-def rgb_to_yiq(images: TensorLike) -> Any:
+def rgb_to_yiq(images: TensorLike) -> jax.Array:
     """Converts red, green and blue to Y, I and Q."""
     return _mixed_floats(images, _YIQ)
 
 
-def yiq_to_rgb(images: TensorLike) -> Any:
+def yiq_to_rgb(images: TensorLike) -> jax.Array:
     """Converts Y, I and Q to red, green and blue."""
     return _mixed_floats(images, _OF_YIQ)
 
 
-def rgb_to_yuv(images: TensorLike) -> Any:
+def rgb_to_yuv(images: TensorLike) -> jax.Array:
     """Converts red, green and blue to Y, U and V."""
     return _mixed_floats(images, _YUV)
 
 
-def yuv_to_rgb(images: TensorLike) -> Any:
+def yuv_to_rgb(images: TensorLike) -> jax.Array:
     """Converts Y, U and V to red, green and blue."""
     return _mixed_floats(images, _OF_YUV)
 
 
-def rgb_to_grayscale(images: TensorLike, name: str | None = None) -> Any:
+def rgb_to_grayscale(images: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the brightness of RGB images, with one channel."""
     tensor = convert_to_tensor(images)
     return convert_image_dtype(_mixed(convert_image_dtype(tensor, np.float32), _LUMA), tensor.dtype)
 
 
-def grayscale_to_rgb(images: TensorLike, name: str | None = None) -> Any:
+def grayscale_to_rgb(images: TensorLike, name: str | None = None) -> jax.Array:
     """Returns images of one channel with three equal ones."""
     tensor = convert_to_tensor(images)
     check(tensor.ndim and tensor.shape[-1] == 1, "Last dimension of a grayscale image should be size 1.")

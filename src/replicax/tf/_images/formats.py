@@ -6,8 +6,9 @@ import io
 import itertools
 import struct
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 
 from replicax.tf._core import InvalidArgumentError, Probe, as_dtype
@@ -15,6 +16,10 @@ from replicax.tf._images import jpeg, libraries, png_chunks
 from replicax.tf._images.jpeg import content_of
 from replicax.tf._ops import as_array, convert_to_tensor, known
 from replicax.tf._types import DTypeLike, TensorLike
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
 
 _SIGNATURES = {png_chunks.SIGNATURE: "PNG", b"GIF8": "GIF", b"BM": "BMP", b"RIFF": "WebP"}
 _WRONG_OP = "Trying to decode BMP format using a wrong op. Use tf.io.decode_bmp or tf.io.decode_image."
@@ -32,8 +37,8 @@ def format_of(content: bytes) -> str:
     return found
 
 
-def _open(content: bytes, whole_stream: bool = False) -> Any:
-    image = libraries.pillow().open(io.BytesIO(content))
+def _open(content: bytes, whole_stream: bool = False) -> ImageFile:
+    image: ImageFile = libraries.pillow().open(io.BytesIO(content))
     if whole_stream:  # so that the decoder sees the checksum behind the pixels
         image.decodermaxblock = max(len(content), image.decodermaxblock)
     image.load()
@@ -50,7 +55,7 @@ def _check_channels(channels: int) -> None:
 
 def _png(content: bytes, channels: int, wide: bool) -> np.ndarray:
     """Returns the pixels of a PNG file; `wide` for 16 bits a number."""
-    image = _open(content, whole_stream=True)
+    image: Image = _open(content, whole_stream=True)
     bits = content[24]
     if image.mode == "P":
         image = image.convert("RGBA" if "transparency" in image.info else "RGB")
@@ -81,7 +86,8 @@ def _all_bits(content: bytes, high: np.ndarray) -> np.ndarray:
         raise InvalidArgumentError("A PNG file of gray and alpha with 16 bits each can be decoded as uint8 only.")
     image = libraries.pillow().open(io.BytesIO(content))
     image.tile = [tile._replace(args=f"{image.mode};16L") for tile in image.tile]  # the other byte of each number
-    return high.astype(np.uint16) << 8 | np.asarray(image)
+    result: np.ndarray = high.astype(np.uint16) << 8 | np.asarray(image)
+    return result
 
 
 def _with_channels(pixels: np.ndarray, channels: int, opaque: int = 255) -> np.ndarray:
@@ -180,10 +186,11 @@ def _single(pixels: np.ndarray, op: str) -> np.ndarray:
             f"Got {len(pixels)} frames, but animated gifs can only be decoded by tf.io.decode_gif or "
             f"tf.io.decode_image, not by {op}."
         )
-    return pixels[0]
+    first: np.ndarray = pixels[0]
+    return first
 
 
-def _decoded(op: str, contents: TensorLike, channels: int, dtype: DTypeLike) -> Any:
+def _decoded(op: str, contents: TensorLike, channels: int, dtype: DTypeLike) -> jax.Array:
     """Decodes a file that may be in another format than the operation's name says."""
     content, dtype = content_of(contents), np.dtype(as_dtype(dtype))
     _check_channels(channels)
@@ -204,7 +211,7 @@ def decode_jpeg(
     acceptable_fraction: float = 1,
     dct_method: str = "",
     name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Decodes a JPEG file to `[height, width, channels]` of uint8, with the pixels that TensorFlow gives.
 
     Args:
@@ -224,14 +231,16 @@ def decode_jpeg(
     return as_array(found)
 
 
-def decode_png(contents: TensorLike, channels: int = 0, dtype: DTypeLike = np.uint8, name: str | None = None) -> Any:
+def decode_png(
+    contents: TensorLike, channels: int = 0, dtype: DTypeLike = np.uint8, name: str | None = None
+) -> jax.Array:
     """Decodes a PNG file to `[height, width, channels]` of uint8 or uint16; `channels` 0 are those of the file."""
     if as_dtype(dtype) not in (np.uint8, np.uint16):
         raise InvalidArgumentError(f"decode_png gives uint8 or uint16, not {np.dtype(as_dtype(dtype))}.")
     return _decoded("tf.io.decode_png", contents, channels, dtype)
 
 
-def decode_bmp(contents: TensorLike, channels: int = 0, name: str | None = None) -> Any:
+def decode_bmp(contents: TensorLike, channels: int = 0, name: str | None = None) -> jax.Array:
     """Decodes a BMP file to `[height, width, channels]` of uint8."""
     content = content_of(contents)
     if (kind := format_of(content)) in ("JPEG", "PNG", "GIF"):
@@ -239,7 +248,7 @@ def decode_bmp(contents: TensorLike, channels: int = 0, name: str | None = None)
     return _decoded("tf.io.decode_bmp", contents, channels, np.uint8)
 
 
-def decode_gif(contents: TensorLike, name: str | None = None) -> Any:
+def decode_gif(contents: TensorLike, name: str | None = None) -> jax.Array:
     """Decodes a GIF file to `[frames, height, width, 3]` of uint8."""
     if (content := content_of(contents))[:2] == b"BM":
         raise InvalidArgumentError(_WRONG_OP)
@@ -249,7 +258,9 @@ def decode_gif(contents: TensorLike, name: str | None = None) -> Any:
     return as_array(pixels if pixels.ndim == 4 else pixels[None])
 
 
-def decode_webp(contents: TensorLike, channels: int = 0, dtype: DTypeLike = np.uint8, name: str | None = None) -> Any:
+def decode_webp(
+    contents: TensorLike, channels: int = 0, dtype: DTypeLike = np.uint8, name: str | None = None
+) -> jax.Array:
     """Decodes a WebP file to `[frames, height, width, channels]` of uint8."""
     if as_dtype(dtype) != np.uint8:
         raise InvalidArgumentError(f"decode_webp gives uint8, not {np.dtype(as_dtype(dtype))}.")
@@ -262,7 +273,7 @@ def decode_image(
     dtype: DTypeLike = np.uint8,
     name: str | None = None,
     expand_animations: bool = True,
-) -> Any:
+) -> jax.Array:
     """Decodes a file of any format to `[height, width, channels]`.
 
     Args:
@@ -282,7 +293,7 @@ def decode_image(
     return as_array(_converted(pixels[0] if pixels.ndim == 4 and not expand_animations else pixels, dtype))
 
 
-def encode_png(image: TensorLike, compression: int = -1, name: str | None = None) -> Any:
+def encode_png(image: TensorLike, compression: int = -1, name: str | None = None) -> jax.Array:
     """Returns a PNG file of an image of uint8 or uint16, `[height, width, 1 to 4]`; of a batch, a file for each."""
     pixels = known(convert_to_tensor(image), "An image to be encoded", "Encode outside of compiled code.")
     if pixels.dtype not in (np.uint8, np.uint16):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -39,13 +39,16 @@ def rot90(image: TensorLike, k: TensorLike = 1, name: str | None = None) -> jax.
     if is_known(k):
         return jnp.rot90(tensor, as_int(k, "The number of turns") % 4, (-3, -2))
     turns = [lambda x, n=n: jnp.rot90(x, n, (-3, -2)) for n in range(4)]
-    return lax.switch(convert_to_tensor(k) % 4, turns, tensor)
+    turned: jax.Array = lax.switch(convert_to_tensor(k) % 4, turns, tensor)
+    return turned
 
 
 # Crops and paddings. Offsets may be values that compiled code does not know.
 
+_Offset: TypeAlias = "int | jax.Array"
 
-def _offset(value: TensorLike, name: str) -> Any:
+
+def _offset(value: TensorLike, name: str) -> _Offset:
     """Returns an offset as an int, or as a tensor where compiled code does not know it."""
     if type(value) is not int and not is_known(value):
         return convert_to_tensor(value)
@@ -77,7 +80,7 @@ def crop_to_bounding_box(
     return _window(tensor, [*[0] * (tensor.ndim - 3), *starts, 0], [*tensor.shape[:-3], *sizes, tensor.shape[-1]])
 
 
-def _window(tensor: Any, starts: list[Any], sizes: list[int]) -> jax.Array:
+def _window(tensor: jax.Array, starts: Sequence[_Offset], sizes: list[int]) -> jax.Array:
     """Returns the window of a tensor that begins at `starts`, which compiled code need not know."""
     if all(isinstance(start, int) for start in starts):
         return tensor[tuple(slice(start, start + size) for start, size in zip(starts, sizes))]
@@ -99,9 +102,9 @@ def pad_to_bounding_box(
         most = size - (start if isinstance(start, int) else 0)
         check(have <= most, f"{name} must be <= target - offset. Received: {have} and {most}.")
     if all(isinstance(start, int) for start in starts) and host.has(tensor):
-        return host.padded(tensor, *starts, *sizes)
+        return host.padded(tensor, *map(int, starts), *sizes)
     if all(isinstance(start, int) for start in starts):
-        rows, columns = ((a, b - n - a) for a, b, n in zip(starts, sizes, tensor.shape[-3:-1]))
+        rows, columns = ((a, b - n - a) for a, b, n in zip(map(int, starts), sizes, tensor.shape[-3:-1]))
         return jnp.pad(tensor, [*[(0, 0)] * (tensor.ndim - 3), rows, columns, (0, 0)])
     canvas = jnp.zeros([*tensor.shape[:-3], *sizes, tensor.shape[-1]], tensor.dtype)
     places = [*[0] * (tensor.ndim - 3), *starts, 0]
@@ -129,7 +132,7 @@ def resize_with_crop_or_pad(image: TensorLike, target_height: TensorLike, target
     return pad_to_bounding_box(cropped, max(gaps[0] // 2, 0), max(gaps[1] // 2, 0), *targets)
 
 
-def window_at(value: TensorLike, size: ShapeLike, chance: Any) -> jax.Array:
+def window_at(value: TensorLike, size: ShapeLike, chance: Callable[[int], jax.Array]) -> jax.Array:
     """Returns a window of a tensor.
 
     Args:
@@ -202,7 +205,7 @@ def sobel_edges(image: TensorLike) -> jax.Array:
     padded = jnp.pad(tensor, [(0, 0), (1, 1), (1, 1), (0, 0)], "reflect")
     height, width = tensor.shape[1:3]
 
-    def shifted(down: int, across: int) -> Any:
+    def shifted(down: int, across: int) -> jax.Array:
         return padded[:, down : down + height, across : across + width]
 
     vertical = sum(weight * (shifted(2, i) - shifted(0, i)) for i, weight in enumerate((1, 2, 1)))

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from types import ModuleType
 
+import jax
 import numpy as np
 
 from replicax.tf import _host
 from replicax.tf._core import host_memory, thread_state
 from replicax.tf._images import kernels, libraries
+from replicax.tf._types import TensorLike
 
 pool = host_memory.Pool()
 # The dtypes and the most channels and pixels of a side with which OpenCV is called.
@@ -36,12 +38,12 @@ def _scratch_for(image: np.ndarray) -> np.ndarray:
     return scratch[: image.size].reshape(image.shape)
 
 
-def has(tensor: Any) -> bool:
+def has(tensor: TensorLike) -> bool:
     """Returns whether a tensor is on the host."""
     return isinstance(tensor, _host.HostTensor)
 
 
-def _opencv_for(array: np.ndarray) -> Any:
+def _opencv_for(array: np.ndarray) -> ModuleType | None:
     """Returns OpenCV, if it is there and takes an image like this one."""
     fits = array.ndim == 3 and array.dtype in _DTYPES and 0 < array.shape[2] <= _CHANNELS
     return libraries.opencv() if fits and array.size > 0 and max(array.shape) <= _SIDE else None
@@ -52,7 +54,7 @@ def _images_of(array: np.ndarray) -> Iterable[tuple[int, ...]]:
     return [()] if array.ndim == 3 else np.ndindex(array.shape[:-3])
 
 
-def mirrored(image: Any) -> Any:
+def mirrored(image: TensorLike) -> jax.Array:
     """Returns an image with left and right exchanged."""
     array = np.asarray(image)
     found = pool.empty(array.shape, array.dtype)
@@ -63,7 +65,7 @@ def mirrored(image: Any) -> Any:
     return _host.hosted(host_memory.settle(found))
 
 
-def padded(image: Any, top: int, left: int, height: int, width: int) -> Any:
+def padded(image: TensorLike, top: int, left: int, height: int, width: int) -> jax.Array:
     """Returns an image, or a batch of images, of another size: zeros, with the image from `top` and `left` on."""
     array = np.asarray(image)
     found = pool.empty((*array.shape[:-3], height, width, array.shape[-1]), array.dtype)
@@ -74,7 +76,7 @@ def padded(image: Any, top: int, left: int, height: int, width: int) -> Any:
     return _host.hosted(host_memory.settle(found))
 
 
-def standardized(image: Any) -> Any:
+def standardized(image: TensorLike) -> jax.Array:
     """Returns each image with mean 0 and variance 1, in few passes over its memory."""
     array = np.asarray(image)
     found = pool.empty(array.shape, np.float32)
@@ -93,7 +95,7 @@ def _standardize(image: np.ndarray, found: np.ndarray) -> None:
     flat *= np.float32(1 / max(math.sqrt(flat @ flat / count), 1 / math.sqrt(count)))
 
 
-def _standardize_at_once(opencv: Any, image: np.ndarray, found: np.ndarray) -> bool:
+def _standardize_at_once(opencv: ModuleType, image: np.ndarray, found: np.ndarray) -> bool:
     """Does what `_standardize` does, by one product and one sum for each number, if that is as exact."""
     count, rows = image.size, image.reshape(len(image), -1)
     mean = opencv.sumElems(rows)[0] / count
@@ -105,7 +107,7 @@ def _standardize_at_once(opencv: Any, image: np.ndarray, found: np.ndarray) -> b
     return True
 
 
-def resized(image: Any, method: str, height: int, width: int, antialias: bool) -> Any:
+def resized(image: TensorLike, method: str, height: int, width: int, antialias: bool) -> jax.Array:
     """Returns an image, or a batch of images, of another size, by any method but "nearest"."""
     array = np.asarray(image)
     found = pool.empty((*array.shape[:-3], height, width, array.shape[-1]), np.float32)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
+import jax
 import numpy as np
 
 from replicax.tf._core import InvalidArgumentError, Probe, as_dtype, host_memory
@@ -29,7 +29,7 @@ def content_of(contents: TensorLike) -> bytes:
     return content
 
 
-def made_up(probe: Probe, channels: int, dtype: DTypeLike = np.uint8, several: bool = False) -> Any:
+def made_up(probe: Probe, channels: int, dtype: DTypeLike = np.uint8, several: bool = False) -> jax.Array:
     """Returns an image, or `several`, where a dataset asks for specs: sizes that are not known differ by the probe."""
     size = _PROBED + probe.size
     shape = size, size, channels or 3 + probe.size
@@ -66,7 +66,7 @@ def decoded(
     if dct_method not in _METHODS:
         raise InvalidArgumentError(f"dct_method must be one of {_METHODS}, got {dct_method!r}.")
     height, width, space = _header(content)
-    options: dict[str, Any] = {"fastdct": dct_method != "INTEGER_ACCURATE", "fastupsample": not fancy_upscaling}
+    options: dict[str, object] = {"fastdct": dct_method != "INTEGER_ACCURATE", "fastupsample": not fancy_upscaling}
     if ratio > 1:
         options |= {"min_height": -(-height // ratio), "min_width": -(-width // ratio), "min_factor": ratio}
     if space in ("CMYK", "YCCK"):
@@ -80,7 +80,7 @@ def decoded(
 
 
 def _pixels(
-    content: bytes, space: str, largest: tuple[int, int, int], options: dict[str, Any], truncated: bool
+    content: bytes, space: str, largest: tuple[int, int, int], options: dict[str, object], truncated: bool
 ) -> np.ndarray:
     """Decodes a file into memory of the pool; `largest` is the shape without a ratio."""
     decode = libraries.simplejpeg().decode_jpeg
@@ -108,7 +108,7 @@ def decode_and_crop_jpeg(
     acceptable_fraction: float = 1,
     dct_method: str = "",
     name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Decodes a JPEG file and returns a window of it; `crop_window` is `[y, x, height, width]`."""
     window = known(convert_to_tensor(crop_window), "The window", "Crop outside of compiled code.")
     if window.shape != (4,):
@@ -126,12 +126,12 @@ def decode_and_crop_jpeg(
     return as_array(np.ascontiguousarray(pixels[y : y + height, x : x + width]))
 
 
-def is_jpeg(contents: TensorLike, name: str | None = None) -> Any:
+def is_jpeg(contents: TensorLike, name: str | None = None) -> jax.Array:
     """Returns whether a file begins as JPEG files do."""
     return as_array(np.asarray(is_jpeg_file(strings_of(contents).item())))
 
 
-def extract_jpeg_shape(contents: TensorLike, output_type: DTypeLike = np.int32, name: str | None = None) -> Any:
+def extract_jpeg_shape(contents: TensorLike, output_type: DTypeLike = np.int32, name: str | None = None) -> jax.Array:
     """Returns `[height, width, channels]` of a JPEG file, without decoding it."""
     content = content_of(contents)
     height, width, space = (0, 0, "") if isinstance(content, Probe) else _header(content)
@@ -152,7 +152,7 @@ def encoded(
         raise InvalidArgumentError(f"JPEG files have uint8, got {pixels.dtype}: use tf.image.convert_image_dtype.")
     gray = pixels.shape[-1] == 1
     image = libraries.pillow().fromarray(pixels[..., 0] if gray else pixels)
-    more: dict[str, Any] = {"xmp": xmp_metadata.encode()} if xmp_metadata else {}
+    more: dict[str, object] = {"xmp": xmp_metadata.encode()} if xmp_metadata else {}
     file = io.BytesIO()
     image.save(
         file, "JPEG", quality=quality, progressive=progressive, optimize=optimize_size, dpi=dpi,
@@ -173,7 +173,7 @@ def encode_jpeg(
     y_density: int = 300,
     xmp_metadata: str = "",
     name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Returns a JPEG file of an image of uint8, `[height, width, 1 or 3]`.
 
     Args:
@@ -205,5 +205,5 @@ def _known_image(image: TensorLike) -> np.ndarray:
     return np.ascontiguousarray(found)
 
 
-def _text(content: bytes) -> Any:
+def _text(content: bytes) -> jax.Array:
     return convert_to_tensor(content)

@@ -40,7 +40,8 @@ def _positions(old: int, new: int) -> np.ndarray:
 def nearest(old: int, new: int) -> np.ndarray:
     """Returns for each new pixel the old one."""
     places = np.floor((np.arange(new, dtype=_F) + _F(0.5)) * (_F(old) / _F(new)))
-    return np.minimum(places, old - 1).astype(np.int32)
+    result: np.ndarray = np.minimum(places, old - 1).astype(np.int32)
+    return result
 
 
 def _bilinear(old: int, new: int) -> Taps:
@@ -76,7 +77,8 @@ def _area(old: int, new: int) -> Taps:
 
 
 def _triangle(x: np.ndarray) -> np.ndarray:
-    return np.maximum(1 - x, 0)
+    result: np.ndarray = np.maximum(1 - x, 0)
+    return result
 
 
 def _keys(x: np.ndarray) -> np.ndarray:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any
+from types import ModuleType
 
 from replicax.tf._core import doc_pages
 
 
 @functools.cache
-def _imported(name: str, package: str) -> Any:
+def _imported(name: str, package: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -18,7 +18,7 @@ def _imported(name: str, package: str) -> Any:
 
 
 @functools.cache
-def opencv() -> Any:
+def opencv() -> ModuleType | None:
     """Returns OpenCV, or None where it is not installed: it interpolates faster than NumPy."""
     try:
         return importlib.import_module("cv2")
@@ -26,12 +26,12 @@ def opencv() -> Any:
         return None
 
 
-def simplejpeg() -> Any:
+def simplejpeg() -> ModuleType:
     """Returns libjpeg-turbo's bindings, which decode as TensorFlow does, bit for bit."""
     return _imported("simplejpeg", "simplejpeg")
 
 
-def pillow() -> Any:
+def pillow() -> ModuleType:
     """Returns Pillow's module for images."""
     _imported("PIL.ImageFile", "Pillow")
     return _imported("PIL.Image", "Pillow")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import jax
 import numpy as np
 
 from replicax.tf import _host
@@ -19,7 +19,7 @@ _POWERS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 _AXES = (-3, -2, -1)
 
 
-def _pair(first: TensorLike, second: TensorLike, max_val: TensorLike) -> tuple[Any, Any, Any]:
+def _pair(first: TensorLike, second: TensorLike, max_val: TensorLike) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns two images and the largest number that they may have, as float32."""
     one, other = at_least_3d(first), at_least_3d(second)
     require(one.shape[-3:] == other.shape[-3:], f"The images have shapes {tuple(one.shape)} and {tuple(other.shape)}.")
@@ -27,7 +27,7 @@ def _pair(first: TensorLike, second: TensorLike, max_val: TensorLike) -> tuple[A
     return convert_image_dtype(one, np.float32), convert_image_dtype(other, np.float32), most
 
 
-def psnr(a: TensorLike, b: TensorLike, max_val: TensorLike, name: str | None = None) -> Any:
+def psnr(a: TensorLike, b: TensorLike, max_val: TensorLike, name: str | None = None) -> jax.Array:
     """Returns the peak signal-to-noise ratio of two images, or of each pair of two batches, in decibels.
 
     Args:
@@ -41,14 +41,17 @@ def psnr(a: TensorLike, b: TensorLike, max_val: TensorLike, name: str | None = N
     return np.float32(20 / np.log(10)) * jnp.log(most) - np.float32(10 / np.log(10)) * jnp.log(error)
 
 
-def _blurred(image: Any, weights: np.ndarray) -> Any:
+def _blurred(image: jax.Array, weights: np.ndarray) -> jax.Array:
     """Returns the weighted means of neighbouring pixels, where all neighbours are in the image."""
     height, width = (size - len(weights) + 1 for size in image.shape[-3:-1])
-    lines = sum(weight * image[..., i : i + height, :, :] for i, weight in enumerate(weights))
-    return sum(weight * lines[..., i : i + width, :] for i, weight in enumerate(weights))
+    lines: jax.Array = sum(weight * image[..., i : i + height, :, :] for i, weight in enumerate(weights))
+    pixels: jax.Array = sum(weight * lines[..., i : i + width, :] for i, weight in enumerate(weights))
+    return pixels
 
 
-def _compared(one: Any, other: Any, most: Any, size: int, sigma: float, k1: float, k2: float) -> tuple[Any, Any]:
+def _compared(
+    one: jax.Array, other: jax.Array, most: jax.Array, size: float, sigma: float, k1: float, k2: float
+) -> tuple[jax.Array, jax.Array]:
     """Returns the similarity of each pixel, and the part of it that contrast and structure have."""
     for image in (one, other):
         have = tuple(image.shape)
@@ -66,7 +69,7 @@ def _compared(one: Any, other: Any, most: Any, size: int, sigma: float, k1: floa
     return luminance * contrast, contrast
 
 
-def _similarity(one: Any, other: Any, most: Any, of_map: bool, *filters: Any) -> Any:
+def _similarity(one: jax.Array, other: jax.Array, most: jax.Array, of_map: bool, *filters: float) -> jax.Array:
     return jnp.mean(_compared(one, other, most, *filters)[0], -1 if of_map else _AXES)
 
 
@@ -79,7 +82,7 @@ def ssim(
     k1: float = 0.01,
     k2: float = 0.03,
     return_index_map: bool = False,
-) -> Any:
+) -> jax.Array:
     """Returns the structural similarity of two images, or of each pair of two batches, from -1 to 1.
 
     Args:
@@ -96,7 +99,7 @@ def ssim(
     return _host.on_jax(_similarity)(*pair, return_index_map, filter_size, filter_sigma, k1, k2)
 
 
-def _halved(image: Any) -> Any:
+def _halved(image: jax.Array) -> jax.Array:
     """Returns the means of 2 x 2 pixels; the last row and column are repeated where their number is odd."""
     height, width = image.shape[-3:-1]
     widths = [(0, 0)] * (image.ndim - 3) + [(0, height % 2), (0, width % 2), (0, 0)]
@@ -105,7 +108,9 @@ def _halved(image: Any) -> Any:
     return (rows[..., 0::2, :] + rows[..., 1::2, :]) / 4
 
 
-def _multiscale(one: Any, other: Any, most: Any, powers: Sequence[float], *filters: Any) -> Any:
+def _multiscale(
+    one: jax.Array, other: jax.Array, most: jax.Array, powers: Sequence[float], *filters: float
+) -> jax.Array:
     parts = []
     for level in range(len(powers)):
         if level:
@@ -126,7 +131,7 @@ def ssim_multiscale(
     filter_sigma: float = 1.5,
     k1: float = 0.01,
     k2: float = 0.03,
-) -> Any:
+) -> jax.Array:
     """Returns the structural similarity of two images over several scales, each half as large as the one before.
 
     Args:

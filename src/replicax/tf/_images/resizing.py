@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import operator
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -41,7 +42,7 @@ def resize(
     preserve_aspect_ratio: bool = False,
     antialias: bool = False,
     name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Returns an image, or a batch of images, of another size; float32, with "nearest" of the image's dtype.
 
     Args:
@@ -79,7 +80,7 @@ def _size(size: ShapeLike) -> tuple[int, int]:
     return int(found[0]), int(found[1])
 
 
-def _taken(image: Any, rows: np.ndarray, columns: np.ndarray) -> Any:
+def _taken(image: jax.Array, rows: np.ndarray, columns: np.ndarray) -> jax.Array:
     """Returns an image with these rows and columns."""
     if len(rows) == image.shape[-3] and len(columns) == image.shape[-2]:
         return image
@@ -87,26 +88,29 @@ def _taken(image: Any, rows: np.ndarray, columns: np.ndarray) -> Any:
 
 
 @functools.lru_cache(256)
-def _program(method: str, height: int, width: int, antialias: bool) -> Any:
+def _program(method: str, height: int, width: int, antialias: bool) -> Callable[[jax.Array], jax.Array]:
     """Returns the program that resizes arrays of JAX; the shape of its argument decides on the weights."""
 
-    def resized(image: Any) -> Any:
+    def resized(image: jax.Array) -> jax.Array:
         rows, columns = image.shape[-3:-1]
         image = _along(image.astype(np.float32), -3, kernels.taps(method, rows, height, antialias))
         return _along(image, -2, kernels.taps(method, columns, width, antialias))
 
-    return jax.jit(resized, inline=True)
+    program: Callable[[jax.Array], jax.Array] = jax.jit(resized, inline=True)
+    return program
 
 
-def _along(image: Any, axis: int, taps: kernels.Taps) -> Any:
+def _along(image: jax.Array, axis: int, taps: kernels.Taps) -> jax.Array:
     """Returns an image whose pixels are made of old ones along one axis."""
     if taps.places.shape[1] > _FEW:
         equation = "oi,...ijc->...ojc" if axis == -3 else "oj,...ijc->...ioc"
         return jax.numpy.einsum(equation, taps.matrix(), image, precision="highest")
-    found = 0
-    for places, weights in zip(taps.places.T, taps.weights.T):
-        found = found + jax.numpy.take(image, places, axis) * weights.reshape(-1, *[1] * (-axis - 1))
-    return found
+    parts = [
+        jax.numpy.take(image, places, axis) * weights.reshape(-1, *[1] * (-axis - 1))
+        for places, weights in zip(taps.places.T, taps.weights.T)
+    ]
+    result: jax.Array = functools.reduce(operator.add, parts)
+    return result
 
 
 def resize_with_pad(
@@ -115,7 +119,7 @@ def resize_with_pad(
     target_width: TensorLike,
     method: str = ResizeMethod.BILINEAR,
     antialias: bool = False,
-) -> Any:
+) -> jax.Array:
     """Resizes an image, or a batch of images, without changing its proportions, and puts zeros around."""
     tensor = image_of(image)
     targets = [as_int(target_height, "target_height"), as_int(target_width, "target_width")]
@@ -129,7 +133,7 @@ def resize_with_pad(
 
 
 @compiled
-def _at(image: Any, rows: Any, columns: Any, numbers: Any) -> Any:
+def _at(image: jax.Array, rows: jax.Array, columns: jax.Array, numbers: jax.Array) -> jax.Array:
     """Returns the pixels of images `[batch, height, width, channels]` in these rows and columns of each box."""
     return image[numbers[:, None, None], rows[:, :, None], columns[:, None, :]]
 
@@ -142,7 +146,7 @@ def crop_and_resize(
     method: str = "bilinear",
     extrapolation_value: float = 0.0,
     name: str | None = None,
-) -> Any:
+) -> jax.Array:
     """Returns parts of images, `[boxes, crop height, crop width, channels]` of float32.
 
     Args:
@@ -159,7 +163,7 @@ def crop_and_resize(
     require(method in ("bilinear", "nearest"), f"method must be 'bilinear' or 'nearest', got {method!r}.")
     sizes = _size(crop_size)
 
-    def positions(axis: int) -> Any:
+    def positions(axis: int) -> jax.Array:
         begin, end, most = edges[:, axis], edges[:, axis + 2], np.float32(images.shape[axis + 1] - 1)
         if sizes[axis] == 1:
             return np.float32(0.5) * (begin + end)[:, None] * most
@@ -169,7 +173,7 @@ def crop_and_resize(
     rows, columns = positions(0), positions(1)
     within = [(at >= 0) & (at <= n - 1) for at, n in ((rows, images.shape[1]), (columns, images.shape[2]))]
 
-    def pixels(of_row: Any, of_column: Any) -> Any:
+    def pixels(of_row: jax.Array, of_column: jax.Array) -> jax.Array:
         places = _place(of_row, images.shape[1]), _place(of_column, images.shape[2])
         return _at(images, *places, numbers).astype(np.float32)
 
@@ -187,7 +191,7 @@ def crop_and_resize(
     return jnp.where(known_, found, np.float32(extrapolation_value))
 
 
-def _place(at: Any, count: int) -> Any:
+def _place(at: jax.Array, count: int) -> jax.Array:
     return jnp.clip(at, 0, count - 1).astype(np.int32)
 
 

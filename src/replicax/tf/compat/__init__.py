@@ -10,7 +10,7 @@ from replicax.tf._absent import missing_from as _missing_from
 from replicax.tf.compat import v1 as v1
 
 
-def as_bytes(bytes_or_text: Any, encoding: str = "utf-8") -> bytes:
+def as_bytes(bytes_or_text: str | bytes | bytearray, encoding: str = "utf-8") -> bytes:
     """Converts bytes or text to bytes."""
     if isinstance(bytes_or_text, str):
         return bytes_or_text.encode(encoding)
@@ -19,7 +19,7 @@ def as_bytes(bytes_or_text: Any, encoding: str = "utf-8") -> bytes:
     return bytes(bytes_or_text)
 
 
-def as_text(bytes_or_text: Any, encoding: str = "utf-8") -> str:
+def as_text(bytes_or_text: str | bytes | bytearray, encoding: str = "utf-8") -> str:
     """Converts bytes or text to text."""
     if isinstance(bytes_or_text, (bytes, bytearray)):
         return bytes(bytes_or_text).decode(encoding)
@@ -31,7 +31,7 @@ def as_text(bytes_or_text: Any, encoding: str = "utf-8") -> str:
 as_str = as_text
 
 
-def as_str_any(value: Any, encoding: str = "utf-8") -> str:
+def as_str_any(value: object, encoding: str = "utf-8") -> str:
     """Converts bytes to text, and other values with `str`."""
     return as_text(value, encoding) if isinstance(value, bytes) else str(value)
 

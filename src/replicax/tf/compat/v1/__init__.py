@@ -6,6 +6,8 @@ import importlib as _importlib
 import types as _types
 from typing import Any
 
+from jax import Array as _Array
+
 from replicax.tf._absent import missing_from as _missing_from
 from replicax.tf._core import doc_pages
 from replicax.tf.compat.v1 import _names
@@ -16,7 +18,12 @@ from replicax.tf.compat.v1._sessions import InteractiveSession as InteractiveSes
 from replicax.tf.compat.v1._sessions import Session as Session
 
 
-def enable_eager_execution(config: Any = None, device_policy: Any = None, execution_mode: Any = None) -> None:
+def _cast(x: object, dtype: str, name: str) -> _Array:
+    cast: _Array = _names.find("", "cast")(x, dtype, name)
+    return cast
+
+
+def enable_eager_execution(config: object = None, device_policy: object = None, execution_mode: object = None) -> None:
     """Nothing: operations run eagerly."""
 
 
@@ -76,19 +83,19 @@ def reset_default_graph() -> None:
     """Nothing: there is no graph."""
 
 
-def to_float(x: Any, name: str = "ToFloat") -> Any:
+def to_float(x: object, name: str = "ToFloat") -> _Array:
     """Casts to float32."""
-    return _names.find("", "cast")(x, "float32", name)
+    return _cast(x, "float32", name)
 
 
-def to_int32(x: Any, name: str = "ToInt32") -> Any:
+def to_int32(x: object, name: str = "ToInt32") -> _Array:
     """Casts to int32."""
-    return _names.find("", "cast")(x, "int32", name)
+    return _cast(x, "int32", name)
 
 
-def to_int64(x: Any, name: str = "ToInt64") -> Any:
+def to_int64(x: object, name: str = "ToInt64") -> _Array:
     """Casts to int64."""
-    return _names.find("", "cast")(x, "int64", name)
+    return _cast(x, "int64", name)
 
 
 logging = _logging()

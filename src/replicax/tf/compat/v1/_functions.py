@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 from replicax.tf import _indexing
@@ -25,7 +26,7 @@ def summary_iterator(path: str) -> Iterator[Any]:
     return (events.Event.FromString(record) for record in TFRecordDataset(path).as_numpy_iterator())
 
 
-def where(condition: TensorLike, x: TensorLike = None, y: TensorLike = None, name: str | None = None) -> Any:
+def where(condition: TensorLike, x: TensorLike = None, y: TensorLike = None, name: str | None = None) -> jax.Array:
     """Returns elements of `x` where the condition is true and of `y` elsewhere; a vector chooses among their rows."""
     chosen, several = convert_to_tensor(condition), None if x is None else convert_to_tensor(x)
     if several is not None and np.ndim(chosen) == 1 < np.ndim(several):

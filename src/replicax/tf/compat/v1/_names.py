@@ -7,7 +7,7 @@ import importlib
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from replicax.tf import _absent, _names
 from replicax.tf.compat.v1 import _functions
@@ -149,6 +149,8 @@ ELSEWHERE = _elsewhere()
 OTHERS = {"constant_initializer", "image", "initializers", "losses", "metrics", "ones_initializer", "optimizers"}
 OTHERS |= {"random_normal_initializer", "random_uniform_initializer", "saved_model", "summary", "zeros_initializer"}
 
+_R = TypeVar("_R")
+
 
 def find(namespace: str, name: str) -> Any:
     """Returns a name of `tf.compat.v1`, or of one of its namespaces, made of that of TensorFlow 2.
@@ -180,12 +182,12 @@ def _namespace(name: str) -> types.ModuleType:
     return module
 
 
-def _with_order(function: Callable[..., Any], order: list[str]) -> Callable[..., Any]:
+def _with_order(function: Callable[..., _R], order: list[str]) -> Callable[..., _R]:
     """Returns a function whose arguments have the order and the names that they had in TensorFlow 1."""
     parameters = inspect.signature(function).parameters
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> _R:
         given = {**dict(zip(order, args)), **kwargs}
         if (keep := given.pop("keep_prob", None)) is not None:
             given["rate"] = 1 - keep

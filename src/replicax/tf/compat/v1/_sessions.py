@@ -11,7 +11,7 @@ class ConfigProto:
     Every attribute is there, and may be set; one that was not set holds attributes itself.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: object) -> None:
         self.__dict__.update(options)
 
     def __getattr__(self, name: str) -> Any:
@@ -28,7 +28,7 @@ class GPUOptions(ConfigProto):
 class Session:
     """A session, which can be made and closed, but runs nothing: there are no graphs."""
 
-    def __init__(self, target: str = "", graph: Any = None, config: Any = None) -> None:
+    def __init__(self, target: str = "", graph: object = None, config: object = None) -> None:
         pass
 
     def __enter__(self) -> Session:
@@ -40,7 +40,7 @@ class Session:
     def close(self) -> None:
         """Nothing."""
 
-    def run(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def run(self, *args: object, **kwargs: object) -> NoReturn:
         """Raises `RuntimeError`: there are no graphs."""
         raise RuntimeError(
             "tf.compat.v1.Session.run needs TensorFlow 1's graphs, which replicax has none of. Call operations "

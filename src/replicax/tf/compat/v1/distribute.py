@@ -31,14 +31,17 @@ if _typing.TYPE_CHECKING:
     from replicax.tf._core import ClusterResolver
 
 
-def _with_v1_methods(name: str, strategy: Any, **own: Any) -> Any:
+def _with_v1_methods(name: str, strategy: type[_v2.Strategy], **own: object) -> type[_v2.Strategy]:
     """The strategy of this name with the older methods, and with what its older class alone had."""
     bases = (_V1Methods, strategy) if strategy is _v2.Strategy else (Strategy, strategy)
     return type(f"{name}V1", bases, {"__doc__": strategy.__doc__, "__module__": __name__, **own})
 
 
 def _init_tpu(
-    self: Any, tpu_cluster_resolver: Any = None, steps_per_run: Any = None, device_assignment: Any = None
+    self: Any,
+    tpu_cluster_resolver: ClusterResolver | None = None,
+    steps_per_run: int | None = None,
+    device_assignment: object = None,
 ) -> None:
     self._steps_per_run = 1 if steps_per_run is None else steps_per_run
     _v2.experimental.TPUStrategy.__init__(self, tpu_cluster_resolver, device_assignment)
@@ -66,7 +69,7 @@ experimental = _modules.ModuleType(f"{__name__}.experimental", "Names that Tenso
 for _name in ("CollectiveCommunication", "CollectiveHints", "CommunicationImplementation", "CommunicationOptions"):
     setattr(experimental, _name, getattr(_v2.experimental, _name))
 _steps_per_run = property(lambda self: self._steps_per_run, doc="As given; each `run` is one step.")
-_own: dict[str, dict[str, Any]] = {
+_own: dict[str, dict[str, object]] = {
     "CentralStorageStrategy": {},
     "MultiWorkerMirroredStrategy": {},
     "TPUStrategy": {"__init__": _init_tpu, "steps_per_run": _steps_per_run},
