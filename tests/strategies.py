@@ -147,6 +147,10 @@ if WORKERS > 1:
         STRATEGIES = {"multi_worker": Kind(WORKERS * _here, sharded_multi_worker)}
 
 
+# A test calls `make` several times, for one strategy.
+STRATEGIES = {name: kind._replace(make=functools.cache(kind.make)) for name, kind in STRATEGIES.items()}
+
+
 def over(
     *,
     plain: bool = False,
