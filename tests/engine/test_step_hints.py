@@ -111,7 +111,7 @@ def test_no_hint_when_hints_are_turned_off(hints):
     step = rx.function(lambda: jnp.ones(()))
     for _ in range(ENOUGH):
         step()
-    assert hints() == [] and step.step_hint is None
+    assert hints() == [] and step._calls.step_hint is None
 
 
 @pytest.mark.parametrize("milliseconds, hinted", [(5, False), (0, True)])
@@ -136,7 +136,7 @@ def test_no_hint_for_steps_with_long_device_time(hints, monkeypatch, millisecond
     step = rx.function(lambda: total.assign_add(strategy.reduce(SUM, next(iterator), axis=(0, 1))))
     for _ in range(80):
         step()
-    assert len(hints()) == hinted and step.step_hint is None
+    assert len(hints()) == hinted and step._calls.step_hint is None
 
 
 def test_step_hints_do_not_change_results(hints):

@@ -386,7 +386,7 @@ ROWS = "x, y = np.arange(16, dtype=np.float32).reshape(8, 2), np.arange(8, dtype
 PROGRAMS["uneven"] = (
     f"""
 import warnings
-from replicax._engine import programs
+from replicax._engine import trace_function
 {ROWS}
 """
     + """
@@ -440,14 +440,14 @@ in_function("on the host", lambda x, y: x * 2, on_host)
 in_function("values", lambda x, y: x.sum() if float(y.sum()) > 3 else x, batches)
 
 # Kinds of batches that keep changing: with programs for some, and eagerly for others.
-programs.PROGRAMS = 1
+trace_function.PROGRAMS = 1
 changing = Dataset.from_generator(lambda: ((x[:n], y[:n]) for n in (5, 7)),
                                   output_signature=(rx.TensorSpec((None, 2), x.dtype), rx.TensorSpec((None,), y.dtype)))
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     in_function("changing", lambda x, y: x * 2, strategy.experimental_distribute_dataset(changing))
 told("warned", [str(w.message) for w in caught if "runs eagerly" in str(w.message)])
-programs.PROGRAMS = 4
+trace_function.PROGRAMS = 4
 """
 )
 

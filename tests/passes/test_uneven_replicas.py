@@ -16,7 +16,7 @@ from strategies import MEAN, SUM, central, ctx, mirrored, over, parts, per_repli
 
 import replicax as rx
 from replicax._base.errors import InvalidArgumentError
-from replicax._engine import programs
+from replicax._engine import trace_function
 from replicax._passes import pipeline
 from replicax._passes.facts import Facts, Stage
 
@@ -360,7 +360,7 @@ def test_uncompilable_uneven_batches_are_tried_a_few_times():
     given = rx.function(lambda x: strategy.run(note, args=(x,)))
     for x in several:
         given(x)
-    assert sum(compiled) == programs.PROGRAMS == len(given._programs.uneven._eager)
+    assert sum(compiled) == trace_function.PROGRAMS == len(given._programs.uneven._eager)
 
     sizes = [3, 5, 7, 9, 11, 13] * 2
     generated = rx.data.Dataset.from_generator(
@@ -371,7 +371,7 @@ def test_uncompilable_uneven_batches_are_tried_a_few_times():
     pulled = rx.function(lambda: strategy.run(note, args=(next(iterator),)))
     for _ in sizes:
         pulled()
-    assert pulled.experimental_get_tracing_count() == programs.PROGRAMS == len(pulled._programs.uneven._eager)
+    assert pulled.experimental_get_tracing_count() == trace_function.PROGRAMS == len(pulled._programs.uneven._eager)
 
     step = rx.function(lambda x: strategy.run(in_a_loop, args=(x,)))
     assert parts(strategy, step(parts_of(1))) == [12.0, 12.0]

@@ -69,7 +69,7 @@ def benchmark(strategy: Strategy, step: Callable[..., Tree], batch: Tree, rounds
                 f"{function._name} runs {max(sizes)} replicas of another strategy, and {strategy!r} has "
                 f"{strategy.num_replicas_in_sync}. Call `benchmark` of the strategy that the step is written for."
             )
-        with program.variables_kept() as restore, function._without_step_hint():
+        with program.variables_kept() as restore, function._calls.without_step_hint():
             measured = _measured(program, feed, restore, rounds, steps)
     return Benchmark(
         step=function._name,

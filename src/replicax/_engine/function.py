@@ -17,28 +17,24 @@ A call of it runs in one of these ways, see `Function.__call__`:
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import jax
 
-from replicax._base import jax_internals, tracebacks
-from replicax._base.messages import received, shown
-from replicax._base.thread_state import current
+from replicax._base import tracebacks
+from replicax._base.messages import received
 from replicax._base.types import Tree
-from replicax._engine import modes, multi_step, step_hints
+from replicax._engine import modes
 from replicax._engine.concrete_function import ConcreteFunction
 from replicax._engine.program import Program
-from replicax._engine.programs import Programs
+from replicax._engine.programs import Calls
 from replicax._engine.signature import CallSignature, arguments_of, bind_declared, check_declared
-from replicax._report import profiling
-from replicax._tracing import autograph_switch, frames
-from replicax._tracing.dataset_reads import Abort, DrivenFromHost, RunEagerly, push_back
+from replicax._tracing import autograph_switch
 
 
 class Function:
@@ -59,16 +55,14 @@ class Function:
         steps_per_call: int = 1,
         returned: Callable[[Tree], Tree] | None = None,
     ):
-        self._steps = steps_per_call
-        self._compiled_only = compiled_only  # whether the host drives what calls it, and never this
         self._input_signature = None if input_signature is None else tuple(input_signature)
         self._code = modes.PythonCode(python_function, autograph, returned)
-        self._programs = Programs(self._code, autograph and not compiled_only, steps_per_call)
+        self._calls = Calls(self._code, compiled_only, steps_per_call)
+        self._programs = self._calls.programs
         self._concrete: dict[str, ConcreteFunction] = {}  # by the text that shows their arguments
         self._methods: dict[int, Function] = {}
         self._for_replicas: Function | None = None
         self._bound = weakref.WeakValueDictionary[int, _Method]()  # `instance.method is instance.method`
-        self.step_hint = step_hints.StepHint() if steps_per_call == 1 else None  # as long as it is not decided
         functools.update_wrapper(self, python_function, updated=())
         for name, value in getattr(python_function, "__dict__", {}).items():
             if not name.startswith("_") and not hasattr(self, name):
@@ -80,7 +74,7 @@ class Function:
 
     @property
     def _declared(self) -> tuple[Sequence[Tree] | None, bool, bool, int]:
-        return self._input_signature, self._code.autograph, self._compiled_only, self._steps
+        return self._input_signature, self._code.autograph, self._calls.compiled_only, self._calls.steps
 
     # The ways in which a call runs.
 
@@ -88,98 +82,7 @@ class Function:
     def __call__(self, *args: Tree, **kwargs: Tree) -> Tree:
         if self._input_signature is not None:
             args, kwargs = bind_declared(self._input_signature, args, kwargs, self._signature)
-        taped = not jax_internals.is_eager(jax_internals.current_trace())  # by a tape, or traced by a `jax.jit`
-        if modes.functions_run_eagerly():
-            with self._code.entered(inside=True):
-                return self._repeated(lambda: self._code.call_eagerly(args, kwargs))
-        if taped and frames.is_tracing():
-            return self._repeated(lambda: self._code.call(args, kwargs))
-        self._programs.log.calls += 1
-        call = CallSignature(args, kwargs)
-        call.counts = True
-        if self._steps == 1 and self._is_host_driven(call):
-            return self._code.run(args, kwargs, host=True)
-        run = self._run_step if self._steps == 1 else self._run_several
-        hint = self.step_hint
-        if hint is not None:
-            hint.calls += 1
-            if hint.calls > step_hints.FIRST and not taped and profiling.active is None:
-                owner = current.driven or self._code
-                try:
-                    return hint.run(owner, owner is not self._code, call, lambda: run(call, taped))
-                finally:
-                    if hint.decided:
-                        self.step_hint = None
-        if profiling.active is not None:
-            with profiling.step(self._name, self._programs.log.calls - 1):
-                return run(call, taped)
-        return run(call, taped)
-
-    @contextlib.contextmanager
-    def _without_step_hint(self) -> Iterator[None]:
-        """Returns a context in which calls are neither counted nor measured for the hint of `step_hints`."""
-        before, self.step_hint = self.step_hint, None
-        try:
-            yield
-        finally:
-            self.step_hint = before
-
-    def _is_host_driven(self, call: CallSignature) -> bool:
-        return (call.has_dataset and not self._compiled_only) or call.key in self._programs.host_driven
-
-    def _repeated(self, step: Callable[[], Tree], more: Callable[[], bool] = lambda: True) -> Tree:
-        """Runs the steps of a call one by one, as long as there are `more`."""
-        return step() if self._steps == 1 else multi_step.one_by_one(self._steps, step, more)
-
-    def _run_step(self, call: CallSignature, taped: bool) -> Tree:
-        """Runs one step: its program, or eagerly."""
-        if call.ragged:
-            return self._code.run(call.args, call.kwargs, host=False)
-        entries = self._programs.entries.get(call.key)
-        if entries and not entries[0].reads:
-            return entries[0].run(call, (), taped)
-        return self._run_found(call)
-
-    def _run_found(self, call: CallSignature) -> Tree:
-        """Runs the program of such calls, traced first where there is none; the Python code where none can be."""
-        entry, host = None, True
-        with contextlib.ExitStack() as turn:  # it ends with the tracing
-            try:
-                entry, pulled = self._programs.find(call, turn)
-            except modes.CreatesVariables:  # in this function's turn, so that other threads find the variables
-                result = self._code.run(call.args, call.kwargs, host=False)
-                self._programs.make_after_creation(call)
-                return result
-            except StopIteration:
-                pass  # The data end in the middle of the function: run it as it is, so that what it did stays.
-            except DrivenFromHost as abort:
-                if abort.always:
-                    self._programs.host_driven[call.key] = call.statics
-            except RunEagerly:
-                host = False
-            except jax.errors.ConcretizationTypeError as error:
-                self._programs.fall_back(call, error)
-        if entry is not None:
-            return entry.run(call, pulled, not jax_internals.is_eager(jax_internals.current_trace()))
-        if host:
-            return self._code.run(call.args, call.kwargs, host=True)
-        with self._programs.uneven.explained(call):
-            return self._code.run(call.args, call.kwargs, host=False)
-
-    def _run_several(self, call: CallSignature, taped: bool) -> Tree:
-        """Runs the steps of one call: in one program where it can be, and one by one elsewhere."""
-        several = None
-        if not (taped or call.ragged or self._is_host_driven(call)):
-            several = self._programs.find_several(call, self._steps)
-        if several is not None:
-            return several.entry.run(call, several.elements, taped, several.steps)
-
-        def step() -> Tree:
-            if self._is_host_driven(call):
-                return self._code.run(call.args, call.kwargs, host=True)
-            return self._run_step(call, taped)
-
-        return self._repeated(step, lambda: multi_step.has_more(self._programs.entries.get(call.key), call.iterators))
+        return self._calls.run(args, kwargs)
 
     @property
     def _of_replicas(self) -> Function:
@@ -225,7 +128,7 @@ class Function:
         >>> rx.function(lambda: None, steps_per_call=4).steps_per_call
         4
         """
-        return self._steps
+        return self._calls.steps
 
     @property
     def input_signature(self) -> tuple[Tree, ...] | None:
@@ -256,7 +159,7 @@ class Function:
             if args or kwargs:
                 check_declared(self._input_signature, args, kwargs)
             args, kwargs = self._input_signature, {}
-        made = self._concrete_for(args, kwargs)
+        made = concrete_of(self, args, kwargs)
         if made.trace is not None:
             self._concrete.setdefault(repr(made), made)
         return made
@@ -282,11 +185,8 @@ class Function:
         for key, programs in list(self._programs.entries.items()):
             called = key not in self._programs.looked_at or any(program.is_compiled for program in programs)
             if programs and called and (arguments := arguments_of(key)) is not None:
-                found.append(self._concrete_for(*arguments))
+                found.append(concrete_of(self, *arguments))
         return [made for made in found if made.trace is not None]
-
-    def _concrete_for(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> ConcreteFunction:
-        return ConcreteFunction(self, self._traced, self._programs.general_for, self.python_function, args, kwargs)
 
     def pretty_printed_concrete_signatures(self, verbose: bool = True) -> str:
         """Returns the names, dtypes and shapes of the programs that there are, one a line.
@@ -377,33 +277,17 @@ class Function:
         entry, call = self._program(args, kwargs)
         return entry.lower(call)
 
-    def _traced(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Program | None:
-        """Returns the program for these arguments, traced if there is none; None where none can be."""
-        call = CallSignature(args, kwargs)
-        if call.ragged or self._is_host_driven(call):
-            return None
-        return self._programs.find_for(call)
-
     def _program(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> tuple[Program, CallSignature]:
-        """Returns the program for these arguments and the next elements of iterators, and the call; pulls nothing."""
+        """Return the program for these arguments and the next elements of iterators, and the call; pull nothing."""
         if self._input_signature is not None:
             args, kwargs = bind_declared(self._input_signature, args, kwargs, self._signature)
-        call = CallSignature(args, kwargs)
-        try:
-            if call.ragged:
-                raise RunEagerly
-            with contextlib.ExitStack() as turn:
-                entry, elements = self._programs.find(call, turn)
-        except StopIteration:  # at the end of the data, what there was
-            entry, elements = self._programs.entries[call.key][0], []
-        except Abort as abort:
-            raise RuntimeError(
-                f"{shown(self.python_function)} has no program of its own for these arguments: it makes variables on "
-                "its first call (call it once before), loops over a distributed dataset, or takes a batch of "
-                "uneven parts in a way that cannot be compiled."
-            ) from abort
-        push_back(entry.reads, elements, call.iterators)
-        return entry, call
+        return self._calls.find(args, kwargs)
+
+
+def concrete_of(function: Function, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> ConcreteFunction:
+    """Return a function for arguments of one kind, see `Function.get_concrete_function`."""
+    calls = function._calls
+    return ConcreteFunction(function, calls.trace, calls.programs.general_for, function.python_function, args, kwargs)
 
 
 class _Method(Function):

@@ -16,38 +16,30 @@ from typing import TypeAlias
 
 import jax
 
-from replicax._base import doc_pages, foreign_state, tracebacks
-from replicax._base.compile_settings import looks_for_nans, optimizes_programs
+from replicax._base import foreign_state, jax_internals, tracebacks
+from replicax._base.compile_settings import looks_for_nans
 from replicax._base.messages import shown
+from replicax._base.thread_state import current
 from replicax._base.types import Leaf, Tree
-from replicax._engine import general_trace, modes, multi_step
+from replicax._engine import general_trace, modes, multi_step, step_hints
 from replicax._engine.compile_log import CompileNote
 from replicax._engine.modes import CreatesVariables, PythonCode
 from replicax._engine.program import Program
 from replicax._engine.signature import CallSignature, inputs_of
-from replicax._engine.trace_function import TraceLog, Tracing
-from replicax._passes.uneven_replicas import NotAlike
+from replicax._engine.trace_function import TraceLog, Tracing, UnevenCalls
+from replicax._report import profiling
 from replicax._report.progress import progress
 from replicax._tracing import autograph_switch, frames
 from replicax._tracing.dataset_reads import (
     Abort,
     DatasetRead,
+    DrivenFromHost,
     RunEagerly,
     pull_from,
     push_back,
     same_elements,
     same_sources,
 )
-
-_NEEDS_VALUES = (  # JAX's errors for programs that need the value of a tensor; eager replicas have it
-    jax.errors.ConcretizationTypeError,
-    jax.errors.NonConcreteBooleanIndexError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
-
-PROGRAMS = 4  # a function has these for batches with parts of different shapes; for further ones it runs eagerly
-
 
 # A program, and the elements of datasets that it is to take.
 WithElements: TypeAlias = "tuple[Program, list[Tree]]"
@@ -234,81 +226,144 @@ def _pulled(entries: list[Program], call: CallSignature) -> tuple[Program | None
     return next((e for e in alike if same_elements(e.reads, pulled)), None), pulled
 
 
-class UnevenCalls:
-    """Decides which calls of one function with components that differ in shape are compiled."""
+class Calls:
+    """The ways in which calls of one function run, see `_engine.function`.
 
-    def __init__(self, python_function: Callable[..., Tree]):
-        self._python_function = python_function
-        self._compiled: set[Hashable] = set()  # the shapes for which there are programs
-        self._eager: dict[Hashable, list[Leaf]] = {}  # what has none, and the objects that are known by their id
-        self._failures = 0  # as often as it could not be compiled for such batches
-        self._reason = ""  # of the last of these
-        self._warned = False
+    Args:
+        code: the function's Python code.
+        compiled_only: whether the host may drive what calls the function, and never the function.
+        steps: how many steps a call takes.
 
-    def run_eagerly(self, call: CallSignature) -> bool:
-        """Returns whether a call of which there is no program is to have none."""
-        if (call.key, call.uneven) in self._eager or (call.uneven and not optimizes_programs()):
-            return True
-        if not call.uneven or call.uneven in self._compiled:
-            return False
-        if self._failures >= PROGRAMS:
-            return True
-        if len(self._compiled) < PROGRAMS:
-            return False
-        if not self._warned:
-            self._warned = True
-            tracebacks.warn(
-                f"{shown(self._python_function)} is called with batches whose parts differ in shape between replicas "
-                f"and between calls, the last time of shapes {', '.join(map(str, call.uneven[-1]))}. "
-                f"{PROGRAMS} such kinds of batches have programs; with others it runs eagerly, which is slow. Choose a "
-                "batch size that is a multiple of the number of replicas, drop the last batch with "
-                "`batch(size, drop_remainder=True)`, or pad examples to few shapes with `padded_batch`. "
-                f"See {doc_pages.page('explanation/uneven-batches')}.",
-            )
-        return True
+    Attributes:
+        programs: the programs of the function.
+        step_hint: counts and measures calls until it is decided whether to print the hint; None from then on.
+    """
 
-    def traced(self, call: CallSignature) -> None:
-        """Notes that a call was traced."""
-        if call.uneven:
-            self._compiled.add(call.uneven)
+    def __init__(self, code: PythonCode, compiled_only: bool, steps: int):
+        self._code, self.compiled_only, self.steps = code, compiled_only, steps
+        self.programs = Programs(code, code.autograph and not compiled_only, steps)
+        self.step_hint = step_hints.StepHint() if steps == 1 else None
 
-    def failed(self, call: CallSignature, error: BaseException, pulled: bool) -> None:
-        """Notes that tracing a call failed; raises `RunEagerly` where it is to run so, now and later.
-
-        It runs eagerly if no program can be made, or if the function needs the value of a tensor. Eager replicas would
-        raise any other error of the function again.
-
-        Args:
-            call: the call.
-            error: the exception that ended the tracing.
-            pulled: whether the trace took elements of datasets, which may have other shapes in later calls.
-        """
-        if isinstance(error, RunEagerly) and error.decided:
-            return
-        if isinstance(error, RunEagerly):
-            known = bool(call.uneven) or not pulled
-        else:
-            known = bool(call.uneven) and isinstance(error, _NEEDS_VALUES)
-        if known:
-            self._failures += bool(call.uneven)
-            self._reason = str(error.__cause__) if isinstance(error.__cause__, NotAlike) else ""
-            self._eager[call.key, call.uneven] = call.statics
-            raise RunEagerly from error
+    def run(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
+        """Run a call."""
+        taped = not jax_internals.is_eager(jax_internals.current_trace())  # by a tape, or traced by a `jax.jit`
+        if modes.functions_run_eagerly():
+            with self._code.entered(inside=True):
+                return self._repeated(lambda: self._code.call_eagerly(args, kwargs))
+        if taped and frames.is_tracing():
+            return self._repeated(lambda: self._code.call(args, kwargs))
+        self.programs.log.calls += 1
+        call = CallSignature(args, kwargs)
+        call.counts = True
+        if self.steps == 1 and self._is_host_driven(call):
+            return self._code.run(args, kwargs, host=True)
+        run = self._run_step if self.steps == 1 else self._run_several
+        hint = self.step_hint
+        if hint is not None:
+            hint.calls += 1
+            if hint.calls > step_hints.FIRST and not taped and profiling.active is None:
+                owner = current.driven or self._code
+                try:
+                    return hint.run(owner, owner is not self._code, call, lambda: run(call, taped))
+                finally:
+                    if hint.decided:
+                        self.step_hint = None
+        if profiling.active is not None:
+            with profiling.step(self._code.name, self.programs.log.calls - 1):
+                return run(call, taped)
+        return run(call, taped)
 
     @contextlib.contextmanager
-    def explained(self, call: CallSignature) -> Iterator[None]:
-        """Returns a context in which a call runs eagerly; an exception says why it does."""
+    def without_step_hint(self) -> Iterator[None]:
+        """Return a context in which calls are neither counted nor measured for the hint of `step_hints`."""
+        before, self.step_hint = self.step_hint, None
         try:
             yield
-        except Exception as error:
-            if call.uneven and self._reason:
-                error.add_note(
-                    "The call runs eagerly, as its batch has parts of different shapes, "
-                    f"{', '.join(map(str, call.uneven[-1]))}, and cannot be compiled: {self._reason}. Choose a batch "
-                    "size that the number of replicas divides, or leave out the rest of the data with "
-                    "`batch(size, drop_remainder=True)`."
-                )
-            raise
+        finally:
+            self.step_hint = before
+
+    def _is_host_driven(self, call: CallSignature) -> bool:
+        return (call.has_dataset and not self.compiled_only) or call.key in self.programs.host_driven
+
+    def _repeated(self, step: Callable[[], Tree], more: Callable[[], bool] = lambda: True) -> Tree:
+        """Run the steps of a call one by one, as long as there are `more`."""
+        return step() if self.steps == 1 else multi_step.one_by_one(self.steps, step, more)
+
+    def _run_step(self, call: CallSignature, taped: bool) -> Tree:
+        """Run one step: its program, or eagerly."""
+        if call.ragged:
+            return self._code.run(call.args, call.kwargs, host=False)
+        entries = self.programs.entries.get(call.key)
+        if entries and not entries[0].reads:
+            return entries[0].run(call, (), taped)
+        return self._run_found(call)
+
+    def _run_found(self, call: CallSignature) -> Tree:
+        """Run the program of such calls, traced first where there is none; the Python code where none can be."""
+        entry, host = None, True
+        with contextlib.ExitStack() as turn:  # it ends with the tracing
+            try:
+                entry, pulled = self.programs.find(call, turn)
+            except modes.CreatesVariables:  # in this function's turn, so that other threads find the variables
+                result = self._code.run(call.args, call.kwargs, host=False)
+                self.programs.make_after_creation(call)
+                return result
+            except StopIteration:
+                pass  # The data end in the middle of the function: run it as it is, so that what it did stays.
+            except DrivenFromHost as abort:
+                if abort.always:
+                    self.programs.host_driven[call.key] = call.statics
+            except RunEagerly:
+                host = False
+            except jax.errors.ConcretizationTypeError as error:
+                self.programs.fall_back(call, error)
+        if entry is not None:
+            return entry.run(call, pulled, not jax_internals.is_eager(jax_internals.current_trace()))
+        if host:
+            return self._code.run(call.args, call.kwargs, host=True)
+        with self.programs.uneven.explained(call):
+            return self._code.run(call.args, call.kwargs, host=False)
+
+    def _run_several(self, call: CallSignature, taped: bool) -> Tree:
+        """Run the steps of one call: in one program where it can be, and one by one elsewhere."""
+        several = None
+        if not (taped or call.ragged or self._is_host_driven(call)):
+            several = self.programs.find_several(call, self.steps)
+        if several is not None:
+            return several.entry.run(call, several.elements, taped, several.steps)
+
+        def step() -> Tree:
+            if self._is_host_driven(call):
+                return self._code.run(call.args, call.kwargs, host=True)
+            return self._run_step(call, taped)
+
+        return self._repeated(step, lambda: multi_step.has_more(self.programs.entries.get(call.key), call.iterators))
+
+    def trace(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Program | None:
+        """Return the program for these arguments, traced if there is none; None where none can be."""
+        call = CallSignature(args, kwargs)
+        if call.ragged or self._is_host_driven(call):
+            return None
+        return self.programs.find_for(call)
+
+    def find(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> tuple[Program, CallSignature]:
+        """Return the program for these arguments and the next elements of iterators, and the call; pulls nothing."""
+        call = CallSignature(args, kwargs)
+        try:
+            if call.ragged:
+                raise RunEagerly
+            with contextlib.ExitStack() as turn:
+                entry, elements = self.programs.find(call, turn)
+        except StopIteration:  # at the end of the data, what there was
+            entry, elements = self.programs.entries[call.key][0], []
+        except Abort as abort:
+            raise RuntimeError(
+                f"{shown(self._code.function)} has no program of its own for these arguments: it makes variables on "
+                "its first call (call it once before), loops over a distributed dataset, or takes a batch of "
+                "uneven parts in a way that cannot be compiled."
+            ) from abort
+        push_back(entry.reads, elements, call.iterators)
+        return entry, call
 
 
 # One thread at a time traces a function. A thread that would wait for itself, directly or through what other threads

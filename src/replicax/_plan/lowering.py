@@ -60,7 +60,7 @@ class Step:
     def __init__(self, function: Function, args: tuple[Tree, ...], kwargs: dict[str, Tree] | None = None):
         self._function, self.name = function, function._name
         self._args = tuple(nest.map_structure(_with_values, each) for each in (args, kwargs or {}))
-        program = function._traced(*self._args)
+        program = function._calls.trace(*self._args)
         if program is None:
             raise PlanError(
                 f"{self.name} cannot be planned: it has no program of its own for these arguments. It loops over a "

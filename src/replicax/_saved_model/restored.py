@@ -17,7 +17,7 @@ from replicax._base.specs import TensorSpec
 from replicax._base.types import Leaf, Tree
 from replicax._data.elements import as_strings
 from replicax._engine.concrete_function import ConcreteFunction
-from replicax._engine.function import Function
+from replicax._engine.function import Function, concrete_of
 from replicax._saved_model import structures
 from replicax._saved_model.structures import Place
 from replicax._values import is_array
@@ -152,7 +152,7 @@ class RestoredFunction(Function):
 
     def all_concrete_functions(self) -> list[ConcreteFunction]:
         """Returns it for the arguments of each of the saved programs."""
-        return [self._concrete_for(specs(each.args), specs(each.kwargs)) for each in self._restored]
+        return [concrete_of(self, specs(each.args), specs(each.kwargs)) for each in self._restored]
 
 
 def specs(arguments: Tree) -> Tree:
