@@ -20,7 +20,7 @@ from strategies import mirrored, one_device
 
 import replicax as rx
 from replicax._passes import vectorize
-from replicax._variables import packed_storage, storage
+from replicax._variables import packed_storage, vector_homes
 
 SHAPES = [(3, 2), (4,), (2, 2), (1,), (5,), (1, 3)]
 
@@ -201,7 +201,7 @@ def test_a_component_that_is_assigned(packed):
 @pytest.mark.parametrize("most", [0, 10**9])
 def test_replicas_whose_copies_differ(most, packed, monkeypatch):
     """Without an aggregation each replica assigns its own copy."""
-    monkeypatch.setattr(packed_storage, "MOST_COPIES", most)
+    monkeypatch.setattr(vector_homes, "MOST_COPIES", most)
     strategy = mirrored(2)
     with strategy.scope():
         variables = [rx.Variable(jnp.zeros(3)) for _ in range(4)]
@@ -529,12 +529,12 @@ def test_reading_different_variables_compiles_no_new_program():
 
     step()
     step()
-    before = storage._copied._cache_size()
+    before = vector_homes._copied._cache_size()
     for chosen in range(8):
         kept = [variable.value() for variable in variables[: chosen + 1]]
         step()
         assert len(kept) == chosen + 1
-    assert storage._copied._cache_size() - before <= 2  # one array, and all of them
+    assert vector_homes._copied._cache_size() - before <= 2  # one array, and all of them
 
 
 def test_shallow_copies_are_the_variable_and_pickles_have_its_value(packed):

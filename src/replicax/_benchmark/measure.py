@@ -180,11 +180,11 @@ class _Program:
     def variables_kept(self) -> Iterator[Callable[[], None]]:
         """Yields a function that restores the variables' values; they are restored at the end too."""
         frame, written = frames.frame(), list(self.level.written.values())
-        kept = [variable._storage.copied(frame.fetch(variable)) for variable in written]
+        kept = [variable._storage.home.copied(frame.fetch(variable)) for variable in written]
 
         def restore() -> None:
             for variable, leaves in zip(written, kept):
-                frame.store(variable, variable._storage.copied(leaves))
+                frame.store(variable, variable._storage.home.copied(leaves))
 
         try:
             yield restore

@@ -26,7 +26,7 @@ from replicax._base.types import Leaf, Tree
 from replicax._tracing import frames
 from replicax._values import is_array, is_global
 from replicax._variables import deferred_restore
-from replicax._variables.mesh_storage import StackedStorage
+from replicax._variables.storage import StackedStorage
 from replicax._variables.variable import Variable
 
 Names: TypeAlias = tuple[str, ...]
@@ -125,7 +125,7 @@ class PytreeLeaf:
         held = self.owner if isinstance(self.owner, Variable) else getattr(self.owner, "__replicax_variable__", None)
         if not isinstance(held, Variable) or not isinstance(held._storage, StackedStorage):
             return None
-        return (held, held._storage) if held._storage.mesh.size > 1 else None
+        return (held, held._storage) if held._storage.home.mesh.size > 1 else None
 
     def read_replicas(self, copy: bool = False) -> dict[Names, np.ndarray]:
         """Return the arrays of all replicas, stacked, where these are not equal by nature; else nothing."""

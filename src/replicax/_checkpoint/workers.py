@@ -48,7 +48,7 @@ def is_shared(owner: object) -> bool:
 def may_differ(owner: object) -> bool:
     """Return True for a variable whose copies may differ, since it was created so."""
     variable = _variable_of(owner)
-    divided = isinstance(variable, MirroredVariable) and variable._storage.is_cut
+    divided = isinstance(variable, MirroredVariable) and variable._storage.home.is_cut
     return bool(getattr(variable, "_copies_may_differ", False)) and not divided
 
 

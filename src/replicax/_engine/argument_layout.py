@@ -186,7 +186,7 @@ class Plain(Layout):
                 replaced += storage.taken(leaves.indices)
             else:
                 arrays = frame.fetch(leaves.variable)
-                replaced += storage.copied(arrays) if storage.lent and not self._local else arrays
+                replaced += storage.home.copied(arrays) if storage.lent and not self._local else arrays
         read: Arrays = []
         for leaves in self._read:
             in_store = leaves.storage.slots and not self._local
@@ -206,13 +206,15 @@ class Plain(Layout):
 
     def leaves(self, replaced: Arrays, read: Arrays) -> dict[int, jax.Array]:
         pairs = zip(self._inputs, [*replaced, *read])
-        return {cast(int, leaf.slot): value if self._local else leaf.storage.entering(value) for leaf, value in pairs}
+        return {
+            cast(int, leaf.slot): value if self._local else leaf.storage.home.entering(value) for leaf, value in pairs
+        }
 
     def results(self, replaced: Arrays, outputs: Sequence[jax.Array]) -> Arrays:
         return [outputs[cast(int, leaf.output)] for leaf in self._written]
 
     def fresh_types(self) -> list[jax.ShapeDtypeStruct]:
-        return [leaf.storage.leaf_types(False)[leaf.leaf] for leaf in self._written if leaf.slot is None]
+        return [leaf.storage.home.leaf_types(False)[leaf.leaf] for leaf in self._written if leaf.slot is None]
 
     def lost(self) -> list[Storage]:
         storages = []
@@ -267,7 +269,7 @@ class Packed(Layout):
         self._list: packed_storage.SharedList | None = None
         # Fewer are only in a list if they were in it before.
         may_be_listed = len(donated) >= packed_storage.FEWEST_IN_LIST or any(leaf.storage.slots for leaf in donated)
-        if donated and may_be_listed and all(leaf.storage.may_be_listed(is_spread) for leaf in donated):
+        if donated and may_be_listed and all(leaf.storage.home.may_be_listed(is_spread) for leaf in donated):
             self._list = packed_storage.list_of([(leaf.storage, leaf.leaf) for leaf in donated])
         self._listed = [] if self._list is None else donated
         self._plain = Plain(level, others if self._list is None else [leaf for leaf in others if not leaf.donated])
@@ -293,7 +295,7 @@ class Packed(Layout):
         arrays = dict(zip([*self._replaced, *self._read], [*replaced[:start], *read]))
         leaves = {slot: _cut(arrays[vector], place) for slot, (vector, place) in self._places.items()}
         for leaf, array in zip(self._listed, replaced[start:stop]):
-            leaves[cast(int, leaf.slot)] = leaf.storage.entering(array)
+            leaves[cast(int, leaf.slot)] = leaf.storage.home.entering(array)
         return {**leaves, **self._plain.leaves(replaced[stop:], read[len(self._read) :])}
 
     def results(self, replaced: Arrays, outputs: Sequence[jax.Array]) -> Arrays:
@@ -345,7 +347,7 @@ class Taped(Layout):
     def leaves(self, replaced: Arrays, read: Arrays) -> dict[int, jax.Array]:
         inputs = self._level.inputs.items()
         slots = [(self._level.variables[key]._storage, slot) for key, slots in inputs for slot in slots]
-        return {slot: x if self._level.local else storage.entering(x) for (storage, slot), x in zip(slots, read)}
+        return {slot: x if self._level.local else storage.home.entering(x) for (storage, slot), x in zip(slots, read)}
 
     def results(self, replaced: Arrays, outputs: Sequence[jax.Array]) -> Arrays:
         return list(outputs)

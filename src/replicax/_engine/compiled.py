@@ -379,11 +379,11 @@ def _form(level: frames.TraceFrame, variable: State, index: int) -> _Form:
     """Returns how a leaf of a variable, in global form, is divided among the replicas of a level."""
     if not level.is_local(variable):
         return _WHOLE
-    return _Form(variable._storage.has_rows(index), variable._storage.cut_axis(index))
+    return _Form(variable._storage.home.has_rows(index), variable._storage.home.cut_axis(index))
 
 
 def _leaf_count(variable: State) -> int:
-    return len(variable._storage.leaf_types(True))
+    return len(variable._storage.home.leaf_types(True))
 
 
 class _ReplicaOutputs:

@@ -122,7 +122,7 @@ class Executable:
         with frames.lock:
             self._is_stale = False
             for variable in self._level.variables.values():
-                variable._storage.watch(self)
+                variable._storage.watchers.add(self)
             layout = layout_of(self._level, self._is_spread)
         if self._layout is None or self._layout.form != layout.form:
             self._by_steps = {}

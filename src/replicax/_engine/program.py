@@ -65,7 +65,7 @@ class Program:
         self._keep_alive = call.statics  # the objects whose identity is part of the key
         meshes = meshes_of(level, call, reads)
         # A program that no strategy has put elsewhere runs where the variables are that stay on a device.
-        devices = {v._storage.device for v in level.variables.values()} - {None}
+        devices = {v._storage.home.device for v in level.variables.values()} - {None}
         if level.device is None and len(devices) == 1:
             (level.device,) = devices
         self._is_spread = any(mesh.mesh.size > 1 for mesh in meshes) or not devices <= {level.device}

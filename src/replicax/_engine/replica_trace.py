@@ -375,9 +375,9 @@ class ReplicaTrace:
             arguments={place: cut[leaf] for place, leaf in enumerate(leaves) if leaf in cut},
             results={place: cut[id(v), i] for place, (v, i) in results.items() if (id(v), i) in cut},
             argument_layouts={
-                place: storage.device_layout(i) for place, (storage, (_, i)) in enumerate(zip(storages, leaves))
+                place: storage.home.device_layout(i) for place, (storage, (_, i)) in enumerate(zip(storages, leaves))
             },
-            result_layouts={place: v._storage.device_layout(i) for place, (v, i) in results.items()},
+            result_layouts={place: v._storage.home.device_layout(i) for place, (v, i) in results.items()},
             differ=[*(self.level.inputs[key][i] in slots for key, i in leaves), *inputs_differ],
         )
 

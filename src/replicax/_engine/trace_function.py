@@ -131,7 +131,7 @@ class Tracing:
         self.results.shardings = [kind or common for kind in self.results.shardings]
         results = [constrained(leaf, kind) for leaf, kind in zip(results, self.results.shardings)]
         if not level.local:
-            state = [leaf for v in level.written.values() for leaf in v._storage.leaving(level.values[id(v)])]
+            state = [leaf for v in level.written.values() for leaf in v._storage.home.leaving(level.values[id(v)])]
         return [*state, *results]
 
     def _require_alike(self, mesh: ReplicaMesh) -> None:

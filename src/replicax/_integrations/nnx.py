@@ -175,7 +175,7 @@ class _Held:
         variable, frame = self.variable, frames.frame()
         if self.of_replica is _first_only and self.is_shared():
             variable.assign_add(value - variable.value(), read_value=False)  # what the replicas add is added up
-        elif self.of_replica is None or not variable._storage.has_rows(0) or self._in_replica():
+        elif self.of_replica is None or not variable._storage.home.has_rows(0) or self._in_replica():
             variable.assign(value, read_value=False)
         else:
             variable._be_settled()

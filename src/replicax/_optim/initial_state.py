@@ -24,8 +24,8 @@ from replicax._tracing import frames
 from replicax._values import ReplicaMesh
 from replicax._variables import deferred_restore
 from replicax._variables.distributed import MirroredVariable
+from replicax._variables.homes import Divided
 from replicax._variables.layouts import alike, paths_and_types
-from replicax._variables.mesh_storage import Divided
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.variable import Variable
 

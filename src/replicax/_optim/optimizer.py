@@ -358,7 +358,7 @@ class Optimizer:
                 f"The optimizer's state had the structure {sharded_state._treedef}; an update gives "
                 f"{jax.tree.structure(after)}."
             )
-        cut = [sharded_state._storage.has_rows(i) for i in range(len(kinds))]
+        cut = [sharded_state._storage.home.has_rows(i) for i in range(len(kinds))]
         state = [
             sharding.Part(x, kind.shape) if is_part else x
             for x, kind, is_part in zip(sharded_state.parts(), kinds, cut)

@@ -19,6 +19,7 @@ from replicax._parameter_server.servers import Servers
 from replicax._tracing import frames
 from replicax._tracing.state import State
 from replicax._values import Mirrored, PerReplica
+from replicax._variables.homes import Home
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.storage import Leaves, Storage, Types
 from replicax._variables.variable import Variable
@@ -37,6 +38,13 @@ class Cluster(Protocol):
     ) -> ServedStorage: ...
 
 
+class _ServedHome(Home):
+    """The memory of parameter servers."""
+
+    def copied(self, leaves: Leaves) -> Leaves:
+        return leaves  # they are copies
+
+
 class ServedStorage(Storage):
     """Leaves that lie on parameter servers: each read and each write goes there.
 
@@ -48,7 +56,7 @@ class ServedStorage(Storage):
     """
 
     def __init__(self, name: str, types: Types, cluster: Cluster, places: Sequence[Place]):
-        super().__init__(name, types, None, (), lent=True)
+        super().__init__(name, _ServedHome(types), (), lent=True)
         self.cluster, self.places = cluster, list(places)
 
     @property
@@ -97,9 +105,6 @@ class ServedStorage(Storage):
             f"{self.name} lies on parameter servers, and only its value can be pickled: pickle `variable.numpy()`, or "
             "save it with a checkpoint."
         )
-
-    def copied(self, leaves: Leaves) -> Leaves:
-        return leaves  # they are copies
 
     def kept(self, indices: Sequence[int]) -> Leaves:
         places = [self.places[index] for index in indices]

@@ -1,4 +1,4 @@
-"""Computes one replica's program where the replica has only a part of some variables (see `_variables.mesh_storage`).
+"""Computes one replica's program where the replica has only a part of some variables (see `_variables.homes`).
 
 In the program a variable is whole, so that nothing else has to know of parts. Here it is gathered from all replicas
 where it is used, and gathered again for a later use, so that no gathered array outlives its layer. On GPUs it is

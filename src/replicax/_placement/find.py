@@ -22,7 +22,7 @@ from replicax._placement.arrays import Places, laid_out, of_array
 from replicax._report.placement_data import Index, Part, PlacedArray
 from replicax._values import Mirrored, PerReplica, global_array, mesh_of, padded_form
 from replicax._values.forms import Counted, Form, Padded, Replicated, Stacked
-from replicax._variables.mesh_storage import MeshStorage, ShardedStorage, StackedStorage
+from replicax._variables.homes import OnMesh, PartsHome, StackedHome
 from replicax._variables.variable import Variable
 
 
@@ -103,23 +103,24 @@ def of_variable(variable: Variable, name: str, places: Places) -> list[PlacedArr
     names = ["/".join(part for part in (name, keystr(keys, simple=True, separator="/")) if part) for keys, _ in paths]
     if isinstance(storage, ServedStorage):
         return [array for each, place in zip(names, storage.places) for array in _served(each, place)]
-    if not isinstance(storage, MeshStorage):
+    home = storage.home
+    if not isinstance(home, OnMesh):
         return [of_array(each, array, places) for each, array in zip(names, storage.stored())]
-    of_mesh = Places(storage.mesh, places._names)
-    return [_on_mesh(storage, i, each, of_mesh) for i, each in enumerate(names)]
+    of_mesh = Places(home.mesh, places._names)
+    return [_on_mesh(home, i, each, of_mesh) for i, each in enumerate(names)]
 
 
-def _on_mesh(storage: MeshStorage, number: int, name: str, places: Places) -> PlacedArray:
-    kind = storage.types[number]
-    if not storage.has_rows(number):
-        return laid_out(name, kind.shape, kind.dtype, storage.shardings()[number], places)
-    if isinstance(storage, StackedStorage):
-        return _by_replica(name, kind.shape, kind.dtype, {}, [kind.shape] * storage.mesh.size, places)
-    assert isinstance(storage, ShardedStorage)
-    length = sharding.length(kind, storage.mesh.size)  # the last parts may be padded
-    starts = [min(i * length, kind.size) for i in range(storage.mesh.size + 1)]
-    flat: dict[int, Index] = {i: (slice(starts[i], starts[i + 1]),) for i in range(storage.mesh.size)}
-    return _by_replica(name, kind.shape, kind.dtype, flat, [(length,)] * storage.mesh.size, places, flat=True)
+def _on_mesh(home: OnMesh, number: int, name: str, places: Places) -> PlacedArray:
+    kind = home.types[number]
+    if not home.has_rows(number):
+        return laid_out(name, kind.shape, kind.dtype, home.shardings()[number], places)
+    if isinstance(home, StackedHome):
+        return _by_replica(name, kind.shape, kind.dtype, {}, [kind.shape] * home.mesh.size, places)
+    assert isinstance(home, PartsHome)
+    length = sharding.length(kind, home.mesh.size)  # the last parts may be padded
+    starts = [min(i * length, kind.size) for i in range(home.mesh.size + 1)]
+    flat: dict[int, Index] = {i: (slice(starts[i], starts[i + 1]),) for i in range(home.mesh.size)}
+    return _by_replica(name, kind.shape, kind.dtype, flat, [(length,)] * home.mesh.size, places, flat=True)
 
 
 def _by_replica(

@@ -35,7 +35,7 @@ from replicax._tracing import context, frames
 from replicax._tracing.dataset_reads import DatasetRead, array_of
 from replicax._values import Mirrored, PerReplica, ReplicaMesh, is_array, mesh_of, of_array, padded_form
 from replicax._variables import variable as variables
-from replicax._variables.central import HomeStorage
+from replicax._variables.storage import CentralStorage
 from replicax._variables.variable import Variable
 
 
@@ -76,7 +76,7 @@ class Step:
         if len(meshes) > 1:
             raise PlanError(f"{self.name} cannot be planned: it runs replicas of {len(meshes)} strategies.")
         self.mesh = next(iter(meshes.values()), None)
-        unknown = [v for v in self.variables if isinstance(v._storage, HomeStorage)]
+        unknown = [v for v in self.variables if isinstance(v._storage, CentralStorage)]
         if unknown or program._runner is not None or (self.mesh is not None and not self.mesh.all_local):
             raise PlanError(
                 f"{self.name} cannot be planned: its strategy has to keep the variables with the replicas, in this "
@@ -201,7 +201,7 @@ def _abstract_variables() -> Iterator[None]:
     before = [(each, each._storage) for each, _ in variables.living if "_storage" in vars(each)]
     try:
         for each, storage in before:
-            if not isinstance(storage, HomeStorage):
+            if not isinstance(storage, CentralStorage):
                 each._storage = each._abstract_storage()
         yield
     finally:
@@ -293,7 +293,7 @@ def _inputs(program: Program, batch: Sequence[Leaf], replicas: int) -> Inputs:
     for variable in program.level.variables.values():
         assert isinstance(variable, Variable)
         storage, names = variable._storage, _names_of(variable)
-        for kind, sharding, name in zip(storage.leaf_types(False), storage.shardings(), names):
+        for kind, sharding, name in zip(storage.home.leaf_types(False), storage.home.shardings(), names):
             size = bytes_on_device(kind, sharding)
             sizes[variable.trainable] += size
             whole = sharding is not None and sharding.is_fully_replicated

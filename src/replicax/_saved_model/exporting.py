@@ -129,7 +129,7 @@ def exported(function: Concrete) -> tuple[bytes, tuple[str, ...], int]:
         return [row.gathered(leaf) for row, leaf in zip(leaving, outputs)] + outputs[len(leaving) :]
 
     program.__name__ = "".join(c if c.isalnum() else "_" for c in function.name)
-    state = [kind for variable in function.read for kind in variable._storage.leaf_types(True)]
+    state = [kind for variable in function.read for kind in variable._storage.home.leaf_types(True)]
     arguments = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in trace.jaxpr.in_avals]
     first: Exception | None = None
     for platforms in (PLATFORMS, (jax.default_backend(),)):
@@ -180,12 +180,12 @@ class _Rows(NamedTuple):
 
 def _rows(variable: State) -> list[_Rows]:
     storage = variable._storage
-    if storage.runner is not None or any(storage.cut_axis(i) is not None for i in range(len(variable._types))):
+    if storage.runner is not None or any(storage.home.cut_axis(i) is not None for i in range(len(variable._types))):
         raise NotExportedError(
             f"{variable!r} is divided among replicas or servers, and so is what functions compute with it. Save in a "
             "program without such a strategy, in which a checkpoint restores the variables."
         )
-    kinds = zip(storage.leaf_types(False), storage.leaf_types(True))
+    kinds = zip(storage.home.leaf_types(False), storage.home.leaf_types(True))
     sums = getattr(variable, "aggregation", None) is VariableAggregation.SUM
     return [_Rows(whole.shape[0] if whole.shape != own.shape else 0, sums) for whole, own in kinds]
 

@@ -41,7 +41,7 @@ from replicax._tracing.context import StrategyLike
 from replicax._values import Kind, ReplicaMesh
 from replicax._variables import creators
 from replicax._variables.distributed import _Distributed
-from replicax._variables.mesh_storage import Divided
+from replicax._variables.homes import Divided
 from replicax._variables.variable import Variable
 
 if TYPE_CHECKING:

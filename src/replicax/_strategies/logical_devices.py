@@ -202,7 +202,8 @@ def lay_out(mesh: ReplicaMesh | None, tensor: Leaf, layout: PartitionSpec) -> Le
     in_replica = replica_context is not None and replica_context.strategy.extended._mesh is mesh
     if isinstance(tensor, MirroredVariable) and tensor._mesh is mesh and not in_replica:
         if not frames.is_tracing():
-            tensor._storage.lay_out([layout])
+            storage = tensor._storage
+            storage.lay_out(storage.home.with_layouts([layout]))
             return tensor
         tensor = tensor.value()
     if isinstance(tensor, (PerReplica, Mirrored)):

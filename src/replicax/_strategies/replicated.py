@@ -52,7 +52,7 @@ from replicax._values import (
 )
 from replicax._variables import layouts
 from replicax._variables.distributed import MirroredVariable, SyncOnReadVariable, _Distributed
-from replicax._variables.mesh_storage import Divided
+from replicax._variables.homes import Divided
 from replicax._variables.variable import Variable
 
 

@@ -143,7 +143,7 @@ class GlobalFrame(Frame):
         variable._storage.write(leaves)
 
     def in_form(self, storage: Components, leaf: Leaf, index: int) -> Leaf:
-        return storage.global_leaf(leaf, index, traced=False)
+        return storage.home.global_leaf(leaf, index, traced=False)
 
     def distributed(self, variable: DistributedState, kind: _Kind) -> list[PerReplica | Mirrored]:
         with lock:
@@ -242,7 +242,7 @@ class TraceFrame(Frame):
     def read(self, variable: State) -> list[jax.Array]:
         key = id(variable)
         if key not in self.values:
-            pairs = [self.new_input(aval) for aval in variable._storage.leaf_types(self.is_local(variable))]
+            pairs = [self.new_input(aval) for aval in variable._storage.home.leaf_types(self.is_local(variable))]
             self.variables[key] = variable
             self.inputs[key] = [slot for slot, _ in pairs]
             self.values[key] = [tracer for _, tracer in pairs]
@@ -269,7 +269,7 @@ class TraceFrame(Frame):
         """Does nothing: what is handed out are tracers."""
 
     def in_form(self, storage: Components, leaf: Leaf, index: int) -> Leaf:
-        return own_component(leaf) if self.local else storage.global_leaf(leaf, index, traced=True)
+        return own_component(leaf) if self.local else storage.home.global_leaf(leaf, index, traced=True)
 
     def distributed(self, variable: DistributedState, kind: _Kind) -> list[PerReplica | Mirrored]:
         of_leaf = of_traced if self.local else of_array
@@ -282,7 +282,7 @@ class TraceFrame(Frame):
         leaves = self.read(variable)
         if self.local:
             return leaves
-        return [leaf[replica] if variable._storage.has_rows(i) else leaf for i, leaf in enumerate(leaves)]
+        return [leaf[replica] if variable._storage.home.has_rows(i) else leaf for i, leaf in enumerate(leaves)]
 
     def write_component(self, variable: State, replica: int, leaves: list[jax.Array]) -> None:
         if self.local:

@@ -19,7 +19,7 @@ from replicax._base import doc_pages
 from replicax._collectives import cross_process
 from replicax._tracing.state import State
 from replicax._values import ReplicaMesh, cut_axis
-from replicax._variables.mesh_storage import MirroredStorage
+from replicax._variables.storage import MirroredStorage
 from replicax._variables.variable import Variable
 
 _refuse_different = True

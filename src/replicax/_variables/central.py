@@ -21,9 +21,10 @@ from replicax._tracing import context, frames
 from replicax._values import AXIS, ReplicaMesh
 from replicax._variables.as_leaves import refuse_split
 from replicax._variables.distributed import OfReplicas
-from replicax._variables.mesh_storage import Converted
+from replicax._variables.homes import Converted
 from replicax._variables.resource import ResourceVariable
-from replicax._variables.storage import Leaves, Storage, Types, constrained
+from replicax._variables.storage import CentralStorage, Leaves
+from replicax._variables.vector_homes import constrained
 
 _HOST = "pinned_host"
 
@@ -117,62 +118,10 @@ def _put(leaf: jax.Array, where: NamedSharding, may_alias: bool | None = None) -
     return there
 
 
-class HomeStorage(Storage):
-    """Leaves that live once for all replicas, on one device or in the host's memory."""
-
-    mesh: ReplicaMesh
-
-    def __init__(self, name: str, types: Types, mesh: ReplicaMesh, leaves: Leaves, home: DeviceHome | HostHome):
-        super().__init__(name, types, mesh, (), home.lends)
-        self._home = home
-        self.arrays = self.placed(leaves)
-
-    def stored(self) -> Leaves:
-        return super().read()
-
-    def read(self) -> Leaves:
-        with jax_internals.untraced():
-            return [self._home.entering(leaf) for leaf in self.stored()]
-
-    def read_on(self, device: jax.Device | None) -> Leaves:
-        """Returns the leaves on this device, or, where that is None, wherever is nearest."""
-        leaves = self.stored()
-        self.lent = self.lent or self._home.lends
-        with jax_internals.untraced():
-            return [self._home.read(leaf, device) for leaf in leaves]
-
-    def read_one(self) -> Leaves:
-        """Returns the leaves wherever is nearest."""
-        return self.read_on(None)
-
-    def placed(self, leaves: Leaves) -> Leaves:
-        with jax_internals.untraced():
-            return [self._home.placed(leaf) for leaf in leaves]
-
-    def write(self, leaves: Leaves) -> None:
-        super().write(leaves)
-        self.lent = self._home.lends
-
-    def read_component(self, replica: int) -> Leaves:
-        return self.read_on(self.mesh.local_devices[replica])
-
-    def write_component(self, replica: int, leaves: Leaves) -> None:
-        self.write(leaves)
-
-    def entering(self, leaf: jax.Array) -> jax.Array:
-        return self._home.entering(leaf)
-
-    def leaving(self, leaves: Leaves) -> Leaves:
-        return [self._home.leaving(leaf) for leaf in leaves]
-
-    def copied(self, leaves: Leaves) -> Leaves:
-        return [self._home.copied(leaf) for leaf in leaves]
-
-
 class AggregatingVariable(OfReplicas, ResourceVariable):
     """A variable that lives once. What replicas assign is aggregated first, and then assigned once."""
 
-    _storage: HomeStorage
+    _storage: CentralStorage
 
     def __init__(self, *args: Any, home: DeviceHome | HostHome, device: str, **kwargs: Any):
         self._home, self._device_name = home, device
@@ -181,9 +130,9 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
     def _device(self) -> str:
         return self._device_name
 
-    def _new_storage(self, leaves: Leaves, lent: bool) -> HomeStorage:
+    def _new_storage(self, leaves: Leaves, lent: bool) -> CentralStorage:
         refuse_split(leaves, self.name)
-        return HomeStorage(self.name, self._types, self._mesh, leaves, self._home)
+        return CentralStorage(self.name, self._types, self._mesh, leaves, self._home)
 
     def _get(self) -> Leaves:
         return frames.frame().read_one(self)

@@ -32,10 +32,10 @@ from replicax._variables import assigned_alike, deferred_restore
 from replicax._variables.as_leaves import ARRAY, convert_leaf, refuse_split
 from replicax._variables.assigned_alike import CopiesMayDiffer, MayDiffer
 from replicax._variables.combine import combined
+from replicax._variables.homes import Converted, Divided
 from replicax._variables.layouts import LayoutsOf, paths_and_types
-from replicax._variables.mesh_storage import ComponentStorage, Converted, Divided, MirroredStorage, StackedStorage
 from replicax._variables.resource import ResourceVariable
-from replicax._variables.storage import Leaves
+from replicax._variables.storage import ComponentStorage, Leaves, MirroredStorage, StackedStorage
 from replicax._variables.variable import Variable
 
 _T = TypeVar("_T")
@@ -205,12 +205,13 @@ class MirroredVariable(_Distributed):
 
     @property
     def _equal_by_contract(self) -> bool:
-        return self._aggregation is _NONE and (self._copies_must_agree or self._storage.is_cut)
+        return self._aggregation is _NONE and (self._copies_must_agree or self._storage.home.is_cut)
 
     def _abstract_storage(self) -> MirroredStorage:
         assert self._strategy is not None
         division = self._strategy.extended._division
-        return self._storage.abstract_by(division if self._can_be_divided else None)
+        storage = self._storage
+        return storage.abstract(storage.home.divided_by(division if self._can_be_divided else None))
 
     def _read(self) -> Leaves:
         frame = frames.frame()
@@ -228,9 +229,9 @@ class MirroredVariable(_Distributed):
         return MirroredStorage(self.name, self._types, self._mesh, leaves, lent, layouts, divided)
 
     def _take_from_host(self, arrays: list[np.ndarray]) -> None:
-        if not self._mesh.all_local and not self._storage.is_split:
+        if not self._mesh.all_local and self._storage.home.layouts is None:
             return super()._take_from_host(arrays)
-        self._storage.take_from_host(arrays)
+        self._storage.write(self._storage.home.of_host(arrays))
 
     def _update(self, method: str, value: Tree, read_value: bool) -> Tree:
         self._check_strategy()
@@ -341,7 +342,7 @@ class SyncOnReadVariable(_Distributed):
                 return [leaf[0] for leaf in leaves]
             return [(jnp.sum if op is ReduceOp.SUM else jnp.mean)(x, axis=0, dtype=x.dtype) for x in leaves]
         if self._storage.is_abstract:
-            return self._storage.leaf_types(True)  # type: ignore[return-value]
+            return self._storage.home.leaf_types(True)  # type: ignore[return-value]
         if op is None:
             self._storage.lent = True
             return [self._reducer.aggregate(self._aggregation, value) for value in self._storage.values()]

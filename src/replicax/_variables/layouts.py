@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from replicax._base import nest
 from replicax._base.types import Tree
-from replicax._variables.mesh_storage import MirroredStorage
+from replicax._variables.storage import MirroredStorage
 from replicax._variables.variable import Variable
 
 Path: TypeAlias = tuple[object, ...]
@@ -36,7 +36,7 @@ def alike(variables: Tree, leaves: PathsAndTypes) -> list[PartitionSpec | None]:
 
     def leaves_of(variable: Variable) -> Tree:
         storage = variable._storage
-        layouts = storage.layouts if isinstance(storage, MirroredStorage) else None
+        layouts = storage.home.layouts if isinstance(storage, MirroredStorage) else None
         pairs = zip(variable._types, layouts or [None] * len(variable._types))
         return variable._of_leaves([_Leaf(kind.shape, layout) for kind, layout in pairs])
 

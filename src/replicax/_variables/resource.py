@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -13,31 +11,21 @@ from replicax._base.types import Tree
 from replicax._collectives import arithmetic
 from replicax._tracing import context, frames
 from replicax._values import AXIS, Mirrored, PerReplica
-from replicax._variables import packed_storage
 from replicax._variables.combine import COMBINE
-from replicax._variables.storage import Leaves, Storage, on_one_device
+from replicax._variables.homes import OneDevice
+from replicax._variables.storage import Leaves, Storage, Types
 from replicax._variables.variable import Variable
 
 
 class ArrayStorage(Storage):
     """The arrays of a variable that has one copy."""
 
+    def __init__(self, name: str, types: Types, leaves: Leaves, lent: bool):
+        super().__init__(name, OneDevice(types), leaves, lent)
+
     def stay_on(self, device: jax.Device, arrays: Leaves) -> None:
-        """Keeps these arrays in place of those so far, and all later ones, on this device."""
-        self.device, self.arrays = device, arrays
-
-    def placed(self, leaves: Leaves) -> Leaves:
-        """Returns the leaves on the device that they stay on, or where they are."""
-        return [on_one_device(leaf, self.device) for leaf in leaves]
-
-    def vector_home(self, index: int, array: jax.Array) -> Hashable:
-        if self.is_abstract or not array.is_fully_addressable or len(array.devices()) > 1:
-            return None
-        (device,) = array.devices()
-        return packed_storage.DeviceVectors(device, array.committed, stays=self.device is not None)
-
-    def may_be_listed(self, spread: bool) -> bool:
-        return not spread
+        """Keep these arrays in place of those so far, and all later ones, on this device."""
+        self.home, self.arrays = OneDevice(self.types, device), arrays
 
 
 class ResourceVariable(Variable):
@@ -56,7 +44,7 @@ class ResourceVariable(Variable):
         return self
 
     def _new_storage(self, leaves: Leaves, lent: bool) -> Storage:
-        return ArrayStorage(self.name, self._types, None, leaves, lent)
+        return ArrayStorage(self.name, self._types, leaves, lent)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Variable:
         if self._parent is None:

@@ -17,8 +17,8 @@ from replicax._collectives import in_flight, sharding
 from replicax._collectives.all_reduce import packing_for
 from replicax._tracing import frames
 from replicax._variables.distributed import OfReplicas
-from replicax._variables.mesh_storage import ShardedStorage
-from replicax._variables.storage import Leaves, Types, constrained
+from replicax._variables.storage import Leaves, ShardedStorage, Types
+from replicax._variables.vector_homes import constrained
 
 
 class ShardedVariable(OfReplicas):
@@ -41,11 +41,11 @@ class ShardedVariable(OfReplicas):
     def _new_storage(self, leaves: Leaves, lent: bool) -> ShardedStorage:
         frames.refuse_tracers(leaves)
         storage = ShardedStorage(self.name, self._types, self._mesh, [], lent)
-        storage.arrays = storage.global_leaves(storage.of_first(leaves))
+        storage.arrays = storage.home.of_whole(storage.home.of_first(leaves, self.name))
         return storage
 
     def _take_from_host(self, arrays: list[np.ndarray]) -> None:
-        self._storage.write(self._storage.global_leaves(arrays))
+        self._storage.write(self._storage.home.of_whole(arrays))
 
     def parts(self) -> Leaves:
         """Returns the leaves in the form of the current frame: in compiled replicas what this replica has of them."""
@@ -64,15 +64,19 @@ class ShardedVariable(OfReplicas):
     def _read(self) -> Leaves:
         if self._is_local():
             leaves = self._get()
-            cut = [i for i in range(len(leaves)) if self._storage.has_rows(i)]
+            cut = [i for i in range(len(leaves)) if self._storage.home.has_rows(i)]
             parts = [sharding.Part(leaves[i], self._types[i].shape) for i in cut]
             wholes = sharding.gathered(parts, packing_for(self._mesh))
             return [dict(zip(cut, wholes)).get(i, leaf) for i, leaf in enumerate(leaves)]
         if frames.is_tracing():
             pairs = enumerate(frames.frame().read(self))
-            return [sharding.of_rows(x, self._types[i].shape) if self._storage.has_rows(i) else x for i, x in pairs]
+            return [
+                sharding.of_rows(x, self._types[i].shape) if self._storage.home.has_rows(i) else x for i, x in pairs
+            ]
         mesh, self._storage.lent = self._mesh, True
-        shapes = tuple(self._types[i].shape if self._storage.has_rows(i) else None for i in range(len(self._types)))
+        shapes = tuple(
+            self._types[i].shape if self._storage.home.has_rows(i) else None for i in range(len(self._types))
+        )
         with jax_internals.untraced(), in_flight.dispatching(mesh, f"reading {self._name}") as call:
             wholes = _gathered(self._storage.read(), shapes, mesh.mirrored)
             call.output = wholes[0] if wholes else None
@@ -88,9 +92,9 @@ class ShardedVariable(OfReplicas):
         leaves = self._whole_leaves(value)
         if self._is_local() or frames.is_tracing():
             cut = sharding.own_part if self._is_local() else sharding.as_rows
-            new = [cut(x, self._mesh.size) if self._storage.has_rows(i) else x for i, x in enumerate(leaves)]
+            new = [cut(x, self._mesh.size) if self._storage.home.has_rows(i) else x for i, x in enumerate(leaves)]
         else:
-            new = self._storage.global_leaves(leaves)
+            new = self._storage.home.of_whole(leaves)
         with frames.lock:
             self._put(self._combined(method, new))
         return self.value() if read_value else None

@@ -1,31 +1,44 @@
-"""Where the arrays of a variable are: its storage.
+"""Storages: the arrays of variables, and what is known of them.
 
-A variable has one `Storage`, which knows how its arrays lie on devices. A leaf's array is held by the storage itself,
-or has a place, a `Slot`, in a store that several variables share (see `packed_storage`). Frames (`frames`), compiled
-programs (`_engine.program`) and shared stores use the methods here; the variable itself decides what is assigned.
+A variable has one `Storage`, whose `home` says how its arrays lie on devices. A leaf's array is held by the storage
+itself, or has a place, a `Slot`, in a store that several variables share (see `packed_storage`). Frames (`frames`), the
+layouts of compiled programs (`_engine.argument_layout`) and shared stores use the methods here; the variable itself
+decides what is assigned.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeAlias
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._base import jax_internals, pickling
 from replicax._base.types import Tree
+from replicax._collectives import in_flight
 from replicax._tracing import lost_values
 from replicax._tracing.state import Watcher
-from replicax._values import ReplicaMesh
+from replicax._values import Mirrored, PerReplica, ReplicaMesh, of_array, partition
+from replicax._variables.homes import (
+    CentralHome,
+    Components,
+    Divided,
+    Home,
+    Layouts,
+    MirroredHome,
+    PartsHome,
+    Place,
+    StackedHome,
+    array_of,
+)
+from replicax._variables.homes import Leaves as Leaves
+from replicax._variables.homes import Types as Types
+from replicax._variables.vector_homes import constrained
 
-Types: TypeAlias = list[jax.ShapeDtypeStruct]
-Leaves: TypeAlias = list[jax.Array]
 LeafOf: TypeAlias = "tuple[Storage, int]"  # a leaf of a variable: its storage, and its number there
 
 no_slots: dict[int, Slot] = {}
@@ -44,40 +57,41 @@ class SharedStore(ABC):
             self.slots.append(Slot(self, len(self.slots), storage, index, start))
             start += self.slots[-1].size
         self._take_in([array for storage, index in leaves for array in storage.kept([index])], leaves)
-        for slot, (storage, _) in zip(self.slots, leaves):
-            storage.join(slot)
+        for slot, (storage, index) in zip(self.slots, leaves):
+            storage.slots = {**storage.slots, index: slot}
+            storage.release(index)
 
     @abstractmethod
     def _take_in(self, arrays: Leaves, leaves: Sequence[LeafOf]) -> None:
-        """Keeps the arrays of the leaves."""
+        """Keep the arrays of the leaves."""
 
     @abstractmethod
     def read(self, slot: Slot) -> jax.Array:
-        """Returns a leaf as an array for anybody to keep."""
+        """Return a leaf as an array for anybody to keep."""
 
     @abstractmethod
     def read_copy(self, slot: Slot, replica: int) -> jax.Array:
-        """Returns one replica's copy of it, on that one's device."""
+        """Return one replica's copy of a leaf, on the replica's device."""
 
     @abstractmethod
     def kept(self, slot: Slot) -> jax.Array:
-        """Returns a leaf for a program, which need not be anybody else's to keep."""
+        """Return a leaf for a program, which nobody else may keep."""
 
     @abstractmethod
     def is_lent(self, slot: Slot) -> bool:
-        """Returns whether somebody may hold the leaf's array, so that it must not be donated."""
+        """Return whether somebody may hold the leaf's array, so that it must not be donated."""
 
     @abstractmethod
     def put_one(self, slot: Slot, array: jax.Array) -> jax.Array | None:
-        """Replaces a leaf by what a program returned; returns the array if the storage itself has to hold it."""
+        """Replace a leaf by an array that a program returned; return the array if the storage itself has to hold it."""
 
     def _assigned(self) -> list[tuple[Slot, Storage, jax.Array]]:
-        """Returns what was assigned: where it goes, its storage, and the leaf."""
+        """Return the leaves that were assigned: their slots, storages and arrays."""
         there = [(slot, slot.storage) for slot in self.replaced]
         return [(slot, storage, storage.kept([slot.index])[0]) for slot, storage in there if storage is not None]
 
     def _taken_over(self, assigned: list[tuple[Slot, Storage, jax.Array]]) -> None:
-        """Has storages let go of what is in the store now."""
+        """Have storages release leaves that are in the store now."""
         for slot, storage, _ in assigned:
             storage.release(slot.index)
         self.replaced.clear()
@@ -107,46 +121,93 @@ class Slot:
         return None if self._storage is None else self._storage()
 
     def close(self) -> None:
-        """Gives the place up: the leaf's array is held by its storage from now on."""
+        """Give the place up: the leaf's array is held by its storage from now on."""
         self._storage = None
 
 
+class Watchers(weakref.WeakSet[Watcher]):
+    """The compiled programs that are told of changes of a storage. Copies and pickles have none."""
+
+    def __reduce__(self) -> tuple[type[Watchers], tuple[()]]:
+        return Watchers, ()
+
+    def tell_moved(self) -> None:
+        """Tell programs that leaves have moved into a shared store or out of it."""
+        for watcher in list(self):
+            watcher.leaves_moved()
+
+    def tell_layouts(self) -> None:
+        """Tell programs that the arrays are split over devices in another way."""
+        for watcher in list(self):
+            watcher.layouts_changed()
+
+
 class Storage:
-    """Where the arrays of one variable's leaves are.
+    """The arrays of one variable's leaves.
 
     Args:
         name: the variable's, for errors.
-        types: the shapes and dtypes of the variable's leaves.
-        mesh: the replicas' devices, where the variable is of a strategy that has several.
-        arrays: of each leaf; None later for one that stands in a shared store.
+        home: where the arrays are.
+        arrays: of each leaf; None later for a leaf that is in a shared store.
         lent: whether somebody else may hold the arrays, so that they must not be donated.
+
+    Attributes:
+        types: the shapes and dtypes of the variable's leaves.
+        slots: the places of leaves in shared stores, by the leaves' numbers.
+        lost: the step that has taken the arrays with it, and its error; None if the arrays are there.
+        watchers: the programs to tell of changes.
     """
 
     is_abstract = False  # whether there are shapes in place of arrays, see `abstract`
     is_gone = False  # whether the program has given up the processes that held the arrays
-    device: jax.Device | None = None  # the one that the arrays stay on, where the variable's strategy has one
-    # Runs compiled programs with the variable, where its arrays are in other processes: it is called with the program,
-    # the call's arguments and the elements of datasets, and returns the result.
+    # Runs compiled programs with the variable, if its arrays are in other processes: it is called with the program, the
+    # call's arguments and the elements of datasets, and returns the result.
     runner: Callable[[Any, Any, Sequence[Tree]], Tree] | None = None
 
-    def __init__(
-        self, name: str, types: Types, mesh: ReplicaMesh | None, arrays: Sequence[jax.Array | None], lent: bool
-    ):
-        self.name, self.types, self.mesh, self.arrays, self.lent = name, types, mesh, arrays, lent
+    def __init__(self, name: str, home: Home, arrays: Sequence[jax.Array | None], lent: bool):
+        self.name, self.home, self.types, self.arrays, self.lent = name, home, home.types, arrays, lent
         self.slots: dict[int, Slot] = no_slots  # replaced, never changed: others may be reading it
-        self.lost: tuple[str, BaseException] | None = None  # the step that has taken the arrays with it, and its error
-        self._watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+        self.lost: tuple[str, BaseException] | None = None
+        self.watchers = Watchers()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "arrays": pickling.stored(self.arrays)}
+
+    def _copy(self, **attributes: object) -> Self:
+        other = type(self).__new__(type(self))  # `copy.copy` would take what is to be pickled
+        other.__dict__.update(self.__dict__, watchers=Watchers(), **attributes)
+        return other
+
+    def clone(self) -> Storage:
+        """Return a storage with the same values for another variable; the arrays themselves are shared, so lent."""
+        self.refuse_lost()
+        self.lent = True
+        other = self._copy(arrays=list(self.arrays))
+        if self.slots:
+            other.slots = no_slots
+            other.write(self.read())
+        return other
+
+    def abstract(self, home: Home | None = None) -> Self:
+        """Return a storage that has shapes, dtypes and shardings in place of arrays, for programs that are planned.
+
+        Args:
+            home: in place of this one's.
+        """
+        other = self._copy(slots=no_slots, lent=False, lost=None, home=home or self.home, is_abstract=True)
+        other._hold(other.home.kinds())
+        return other
 
     # Reading and writing from outside of compiled programs.
 
     def own(self) -> Sequence[jax.Array | None]:
-        """Returns the arrays that are held here, and None for leaves that stand in shared stores."""
+        """Return the arrays that are held here, and None for leaves that are in shared stores."""
         return self.arrays
 
     def read(self) -> Leaves:
-        """Returns the leaves in global form, to compute with; raises `StepError` where they are lost."""
+        """Return the leaves in global form, to compute with; raise `StepError` if they are lost."""
         if self.is_abstract:
-            return self._kinds()
+            return self.home.kinds()
         if self.lost is not None:
             self.refuse_lost()
         own = self.own()
@@ -155,199 +216,230 @@ class Storage:
         return [self.slots[i].store.read(self.slots[i]) if array is None else array for i, array in enumerate(own)]
 
     def write(self, leaves: Leaves) -> None:
-        """Replaces the leaves, in global form."""
+        """Replace the leaves, in global form."""
         if self.is_abstract:
             return
-        self._leave_shared()
-        self._hold(self.placed(leaves))
-        self.lent, self.lost = True, None
+        for slot in self.slots.values():
+            slot.store.replaced.add(slot)
+        self._hold(self.home.placed(leaves))
+        self.lent, self.lost = self.home.lends, None
 
     def _hold(self, arrays: Sequence[jax.Array | None]) -> None:
         self.arrays = arrays
 
     def read_component(self, replica: int) -> Leaves:
-        """Returns what one replica of this process has of the leaves."""
+        """Return the components that one replica of this process has."""
         raise NotImplementedError
 
     def write_component(self, replica: int, leaves: Leaves) -> None:
-        """Replaces what one replica of this process has of the leaves."""
+        """Replace the components that one replica of this process has."""
         raise NotImplementedError
 
     def refuse_lost(self) -> None:
-        """Raises `StepError` if a step that failed has taken the arrays with it."""
+        """Raise `StepError` if a step that failed has taken the arrays with it."""
         if self.lost is not None:
             step, error = self.lost
             raise lost_values.lost_error(self.name, step) from error
 
-    def clone(self) -> Storage:
-        """Returns a storage with the same values for another variable; the arrays themselves are shared, so lent."""
-        self.refuse_lost()
-        self.lent = True
-        other = type(self).__new__(type(self))  # `copy.copy` would take what is to be pickled
-        other.__dict__.update(self.__dict__, arrays=list(self.arrays), _watchers=weakref.WeakSet())
-        if self.slots:
-            other.slots = no_slots
-            other.write(self.read())
-        return other
-
-    def __getstate__(self) -> dict[str, object]:
-        state = {name: value for name, value in self.__dict__.items() if name != "_watchers"}
-        return {**state, "arrays": pickling.stored(self.arrays)}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._watchers = weakref.WeakSet()
-
-    # The form of the arrays.
-
-    def leaf_types(self, local: bool) -> Types:
-        """Returns the shapes and dtypes of the leaves in global form, or of one replica's components of them."""
-        return self.types
-
-    def has_rows(self, index: int) -> bool:
-        """Returns whether a leaf has a row for each replica in global form."""
-        return False
-
-    def cut_axis(self, index: int) -> int | None:
-        """Returns the axis along which each replica has a part of a leaf; None if the leaf is whole on each."""
-        return None
-
-    def device_layout(self, index: int) -> PartitionSpec | None:
-        """Returns how what a replica has of a leaf is split over the replica's devices; None if it is not."""
-        return None
-
-    def placed(self, leaves: Leaves) -> Leaves:
-        """Returns new leaves in global form as they are held here."""
-        return list(leaves)
-
-    def returned(self, leaves: Leaves) -> Leaves:
-        """Returns leaves that a program returned as they are held here."""
-        return self.placed(leaves)
-
-    def abstract(self) -> Self:
-        """Returns a storage that has shapes, dtypes and shardings in place of arrays, for programs that are planned."""
-        other = type(self).__new__(type(self))
-        other.__dict__.update(self.__dict__, slots=no_slots, lent=False, lost=None, _watchers=weakref.WeakSet())
-        other.is_abstract = True
-        other._hold(other._kinds())
-        return other
-
-    def _kinds(self) -> Leaves:
-        """Returns the shapes, dtypes and shardings of the leaves in global form, to be held in place of arrays."""
-        kinds = zip(self.leaf_types(False), self.shardings())
-        return [jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=each) for kind, each in kinds]  # type: ignore[misc]
-
-    def shardings(self) -> Sequence[NamedSharding | None]:
-        """Returns how the leaves lie on the devices of a mesh; None for those on one device."""
-        return [None] * len(self.types)
-
-    # For compiled programs.
+    # For the layouts of compiled programs.
 
     def stored(self) -> Leaves:
-        """Returns the leaves where they are held, for a program that brings them to its devices by itself."""
+        """Return the leaves where they are, for a program that brings them to its devices by itself."""
         return self.read()
 
-    def entering(self, leaf: jax.Array) -> jax.Array:
-        """Returns a leaf of `stored`, inside of a program, where the program may compute with it."""
-        return leaf
-
-    def leaving(self, leaves: Leaves) -> Leaves:
-        """Returns new leaves, inside of a program, as the program has to hand them out."""
-        return leaves
-
-    def copied(self, leaves: Leaves) -> Leaves:
-        """Returns copies of leaves of `stored`, which a program may take over."""
-        return copies(leaves)
-
     def kept(self, indices: Sequence[int]) -> Leaves:
-        """Returns leaves for a program that leaves them as they are."""
+        """Return leaves for a program that leaves them as they are."""
         own = self.own()
         return [self.slots[i].store.kept(self.slots[i]) if (array := own[i]) is None else array for i in indices]
 
     def taken(self, indices: Sequence[int]) -> Leaves:
-        """Returns leaves for a program that takes them over."""
+        """Return leaves for a program that takes them over."""
         slots = (self.slots.get(index) for index in indices)
         lent = self.lent or any(slot is not None and slot.store.is_lent(slot) for slot in slots)
-        return self.copied(self.kept(indices)) if lent else self.kept(indices)
+        return self.home.copied(self.kept(indices)) if lent else self.kept(indices)
 
     def put(self, indices: Sequence[int], leaves: Sequence[jax.Array]) -> None:
-        """Replaces leaves by what a program returned."""
+        """Replace leaves by arrays that a program returned."""
         arrays = list(self.own())
-        for index, leaf in zip(indices, self.returned(list(leaves))):
+        for index, leaf in zip(indices, self.home.returned(list(leaves))):
             slot = self.slots.get(index)
             arrays[index] = leaf if slot is None else slot.store.put_one(slot, leaf)
         self._hold(arrays)
 
-    # For shared stores.
-
-    def vector_home(self, index: int, array: jax.Array) -> Hashable:
-        """Returns where a vector lies that this leaf, held here as `array`, may stand in; None if it may not."""
-        return None
-
-    def may_be_listed(self, spread: bool) -> bool:
-        """Returns whether the leaves may stand in the list of a program, which may be spread over several devices."""
-        return False
-
-    def join(self, slot: Slot) -> None:
-        """Lets go of a leaf's array, which stands in a shared store from now on."""
-        self.slots = {**self.slots, slot.index: slot}
-        self.release(slot.index)
-
     def release(self, index: int) -> None:
-        """Lets go of a leaf's array: its value stands in its shared store."""
+        """Let go of a leaf's array: its value is in its shared store."""
         self._hold([None if i == index else array for i, array in enumerate(self.own())])
 
-    def _leave_shared(self) -> None:
-        """Notes, before leaves are written from outside, that no leaf's value stands in a shared store any more."""
+
+class ComponentStorage(Storage):
+    """Global arrays that can be read and written by replica, as distributed values.
+
+    Arrays and values are each made from the other when they are asked for.
+    """
+
+    home: Components
+
+    _values: list[PerReplica | Mirrored] | None = None  # the arrays as distributed values, if they were asked for
+    _stale = False  # whether components were written, so that the values are newer than the arrays
+
+    def __init__(self, name: str, home: Components, leaves: Leaves, lent: bool):
+        super().__init__(name, home, (), lent)
+        self.arrays = [home.global_leaf(leaf, i, traced=False) for i, leaf in enumerate(home.of_first(leaves, name))]
+
+    def _hold(self, arrays: Sequence[jax.Array | None]) -> None:
+        self.arrays, self._values, self._stale = arrays, None, False
+
+    def own(self) -> Sequence[jax.Array | None]:
+        if self._stale:
+            assert self._values is not None
+            self._hold(self.home.placed([array_of(value) for value in self._values]))
+        return self.arrays
+
+    def values(self) -> list[PerReplica | Mirrored]:
+        """Return the leaves as distributed values."""
+        if self._values is not None:
+            return self._values
+        values = [of_array(self.home.value_type, array, self.home.mesh) for array in _read_whole(self)]
+        # Mirrored copies share the array's buffers; rows and parts put together are copies, not to be kept beside it,
+        # and those of a shared vector are good until the next call.
+        if self.home.shares_copies and not self.slots:
+            self._values = values
+        return values
+
+    def read_component(self, replica: int) -> Leaves:
+        if self.lost is not None:
+            self.refuse_lost()
+        if self.is_abstract:
+            return list(self.home.leaf_types(True))  # type: ignore[arg-type]
+        self.lent = True
+        if self._values is None and self.home.shares_copies:  # one copy, of however many
+            return [
+                self.slots[i].store.read_copy(self.slots[i], replica)
+                if array is None
+                else self.home.mesh.copy(array, replica)
+                for i, array in enumerate(self.arrays)
+            ]
+        return [value.values[replica] for value in self.values()]
+
+    def read_one(self) -> Leaves:
+        """Return the first replica's copies; of leaves that need not fit on one device, the global arrays."""
+        if self.home.layouts is None:
+            return self.read_component(0)
+        self.lent = True
+        return self.read() if self.home.mesh.all_local else _read_whole(self)
+
+    def write_component(self, replica: int, leaves: Leaves) -> None:
+        if self.is_abstract:
+            return
+        changed, values = [], self.values()
         for slot in self.slots.values():
             slot.store.replaced.add(slot)
+        for stored, leaf in zip(values, leaves):
+            parts = list(stored.values)
+            parts[replica] = leaf
+            changed.append(self.home.value_type(parts, self.home.mesh))
+        self.arrays = []  # not kept beside the components
+        self._values, self._stale, self.lent = changed, True, True
 
-    # Telling programs of changes.
-
-    def watch(self, watcher: Watcher) -> None:
-        """Has a program told of changes, as long as there is the program."""
-        self._watchers.add(watcher)
-
-    def tell_moved(self) -> None:
-        """Tells programs that leaves have come to stand in a shared vector, or stand in it no more."""
-        for watcher in list(self._watchers):
-            watcher.leaves_moved()
-
-    def tell_layouts(self) -> None:
-        """Tells programs that the arrays are split over devices in another way."""
-        for watcher in list(self._watchers):
-            watcher.layouts_changed()
-
-
-def copies(arrays: Leaves) -> Leaves:
-    """Returns copies of arrays, which may lie in several places."""
-    by_devices: dict[tuple[jax.Device, ...], list[int]] = {}
-    for i, array in enumerate(arrays):
-        by_devices.setdefault(tuple(array.sharding.device_set), []).append(i)
-    found = list(arrays)
-    for devices, indices in by_devices.items():
-        with jax.default_device(devices[0]) if len(devices) == 1 else contextlib.nullcontext():
-            copied = _copied([arrays[i] for i in indices])
-        for i, array in zip(indices, copied):
-            found[i] = array
-    return found
+    def lay_out(self, home: Components) -> None:
+        """Lay the leaves out on the devices as another home does, now and from now on."""
+        arrays = self.read()
+        self.home = home
+        self.watchers.tell_layouts()
+        for slot in self.slots.values():
+            slot.close()
+        self.slots = no_slots
+        self.watchers.tell_moved()
+        if self.is_abstract:
+            return self._hold(home.kinds())
+        self._hold(home.placed(arrays))
+        self.lent = True
 
 
-@jax.jit
-def _copied(arrays: Leaves) -> Leaves:
-    return [jnp.copy(array) for array in arrays]
+class MirroredStorage(ComponentStorage):
+    """Leaves of which every replica has a copy or a part."""
+
+    home: MirroredHome
+
+    def __init__(
+        self,
+        name: str,
+        types: Types,
+        mesh: ReplicaMesh,
+        leaves: Leaves,
+        lent: bool,
+        layouts: Layouts,
+        divided: Divided | None,
+    ):
+        # What is split already stays so. Without values there are no leaves.
+        given = [mesh.layout_of(leaf, name) for leaf in leaves] or [None] * len(types)
+        layouts = [own or layout for own, layout in zip(given, layouts)]
+        super().__init__(name, MirroredHome(types, mesh, layouts, divided), leaves, lent)
 
 
-def constrained(array: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """Returns an array, inside of a program, which has to lie in this way where it leaves the program."""
-    there: jax.Array = lax.with_sharding_constraint(array, sharding)
-    return there
+class StackedStorage(ComponentStorage):
+    """Leaves of which every replica has one of its own."""
+
+    home: StackedHome
+
+    def __init__(self, name: str, types: Types, mesh: ReplicaMesh, leaves: Leaves, lent: bool):
+        super().__init__(name, StackedHome(types, mesh), leaves, lent)
 
 
-def on_one_device(leaf: jax.Array, device: jax.Device | None) -> jax.Array:
-    """Returns a leaf from anywhere as a variable of one copy keeps it: on `device`, or where it is."""
-    leaf = jax_internals.first_copy(leaf)  # a program over several devices leaves a copy on each
-    if device is None or device in leaf.devices():
-        return leaf
-    with jax_internals.untraced():
-        return jax_internals.uncommitted(jax.device_put(leaf, device))
+class CentralStorage(Storage):
+    """Leaves that live once for all replicas."""
+
+    home: CentralHome
+
+    def __init__(self, name: str, types: Types, mesh: ReplicaMesh, leaves: Leaves, place: Place):
+        home = CentralHome(types, mesh, place)
+        super().__init__(name, home, home.placed(leaves), home.lends)
+
+    def stored(self) -> Leaves:
+        return super().read()
+
+    def read(self) -> Leaves:
+        with jax_internals.untraced():
+            return [self.home.entering(leaf) for leaf in self.stored()]
+
+    def _read_on(self, device: jax.Device | None) -> Leaves:
+        leaves = self.stored()
+        self.lent = self.lent or self.home.lends
+        with jax_internals.untraced():
+            return [self.home.place.read(leaf, device) for leaf in leaves]
+
+    def read_one(self) -> Leaves:
+        """Return the leaves wherever is nearest."""
+        return self._read_on(None)
+
+    def read_component(self, replica: int) -> Leaves:
+        return self._read_on(self.home.mesh.local_devices[replica])
+
+    def write_component(self, replica: int, leaves: Leaves) -> None:
+        self.write(leaves)
+
+
+class ShardedStorage(Storage):
+    """Leaves of which every replica keeps a part (see `PartsHome`); `arrays` are in global form."""
+
+    home: PartsHome
+
+    def __init__(self, name: str, types: Types, mesh: ReplicaMesh, arrays: Sequence[jax.Array], lent: bool):
+        super().__init__(name, PartsHome(types, mesh), arrays, lent)
+
+
+def _read_whole(storage: ComponentStorage) -> Leaves:
+    """Return the leaves as arrays of which each replica has its component."""
+    arrays, home = storage.read(), storage.home
+    if not home.is_cut:
+        return arrays
+    with jax_internals.untraced(), in_flight.dispatching(home.mesh, f"reading {storage.name}") as call:
+        specs = (partition.within_replica(layout) or PartitionSpec() for layout in home.layouts or ())
+        wholes: Leaves = _gathered(arrays, tuple(NamedSharding(home.mesh.mesh, spec) for spec in specs))
+        call.output = wholes[0]
+    return wholes
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _gathered(arrays: Leaves, shardings: Sequence[NamedSharding]) -> Leaves:
+    return list(map(constrained, arrays, shardings))

@@ -39,7 +39,7 @@ from replicax._variables import creators, deferred_restore
 from replicax._variables.array_protocol import ArrayProtocol
 from replicax._variables.as_leaves import ARRAY, WrongShapeError, abstract_tree, convert_leaf, initial_tree
 from replicax._variables.combine import check_arithmetic, combined
-from replicax._variables.mesh_storage import Converted
+from replicax._variables.homes import Converted
 from replicax._variables.scattering import Scattering
 from replicax._variables.storage import Leaves, Storage
 
