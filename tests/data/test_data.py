@@ -17,6 +17,7 @@ from replicax._data import elements, rows
 from replicax._data.dataset import Dataset
 from replicax._data.elements import as_host, as_tensor
 from replicax._data.iterators import Optional
+from replicax._data.nodes.node import node_of
 from replicax._data.options import Options
 from replicax._data.reading import Reading
 from replicax._data.specs import AUTOTUNE
@@ -295,7 +296,7 @@ def test_zip():
     both = Dataset.zip(R(40), Dataset.from_tensor_slices(np.arange(40) * 2)).shuffle(40, seed=1).batch(8)
     for x, y in both.as_numpy_iterator():
         np.testing.assert_array_equal(x * 2, y)
-    assert Dataset.zip(R(4).batch(2), R(4).batch(2))._batch_size == 2
+    assert node_of(Dataset.zip(R(4).batch(2), R(4).batch(2))).batch_size == 2
     with pytest.raises(TypeError, match="got int"):
         Dataset.zip(R(2), 3)
 
@@ -326,7 +327,7 @@ def test_batch_moves_whole_blocks(monkeypatch):
     x = np.arange(40000)
     dataset = Dataset.from_tensor_slices((x, x)).shuffle(5000, seed=1).repeat(2).batch(1000).map(lambda a, b: (a, b))
     steps = 0
-    fetch = dataset._make
+    fetch = node_of(dataset).iterate
 
     def counted(*args, **kwargs):
         nonlocal steps
@@ -576,7 +577,7 @@ def test_options():
     ],
 )
 def test_fact_99_known_batch_sizes(make, size):
-    assert make(R(12).batch(4))._batch_size == size
+    assert node_of(make(R(12).batch(4))).batch_size == size
 
 
 def test_iterators():

@@ -15,6 +15,7 @@ import pytest
 from replicax import data
 from replicax._base.atomic_files import write_record
 from replicax._base.errors import DataLossError, InvalidArgumentError
+from replicax._data.nodes.node import node_of
 from replicax._data.reading import Reading
 from replicax.data import Dataset
 
@@ -404,8 +405,8 @@ def test_files_are_divided_among_workers(tmp_path):
         by_name.flat_map(data.TextLineDataset),
         by_name.interleave(data.TextLineDataset, cycle_length=1).map(lambda line: line),
     ):
-        assert dataset._files == 4 and len(listed(dataset)) == 8
-        shares = [list(dataset._make(Reading(share=(2, index)))) for index in range(2)]
+        assert node_of(dataset).files == 4 and len(listed(dataset)) == 8
+        shares = [list(node_of(dataset).iterate(Reading(share=(2, index)))) for index in range(2)]
         assert [[e.item() for e in share] for share in shares] == [
             [b"0a", b"0b", b"2a", b"2b"],
             [b"1a", b"1b", b"3a", b"3b"],

@@ -12,6 +12,7 @@ import replicax as rx
 from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorSpec
 from replicax._data.dataset import from_variant, to_variant
+from replicax._data.nodes.node import node_of
 from replicax._input import agreement
 from replicax.data import Dataset, DatasetSpec, Optional, Options
 
@@ -132,7 +133,7 @@ def test_scan_keeps_what_it_is_given():
 
 def test_enumerate_keeps_whole_blocks():
     numbered = Dataset.from_tensor_slices(np.arange(10.0)).enumerate(3)
-    assert numbered._rows is not None and len(numbered) == 10
+    assert node_of(numbered).rows is not None and len(numbered) == 10
     assert listed(numbered.batch(4))[2] == ([11, 12], [8.0, 9.0])
 
 
@@ -154,7 +155,7 @@ def test_methods_keep_the_files_and_options_of_their_dataset():
     options = Options()
     options.experimental_distribute.auto_shard_policy = rx.data.AutoShardPolicy.OFF
     source = R(4).with_options(options)
-    source._files = 3
+    node_of(source).files = 3
     for made in (
         source.map(lambda x: x),
         source.scan(0, lambda s, x: (s, x)),
@@ -167,7 +168,7 @@ def test_methods_keep_the_files_and_options_of_their_dataset():
         source.map(lambda x: x).prefetch(1),
         source.cache(),
     ):
-        assert made._files == 3
+        assert node_of(made).files == 3
         assert made.options().experimental_distribute.auto_shard_policy is rx.data.AutoShardPolicy.OFF
 
 
@@ -252,9 +253,9 @@ def test_the_rows_of_ragged_batches_are_split_among_replicas(rows):
 def test_a_worker_without_data_has_ragged_and_sparse_parts_without_rows():
     ragged = rx.data.RaggedTensor.from_row_lengths(np.arange(3), [1, 2])
     dataset = Dataset.from_tensor_slices({"r": ragged, "n": np.arange(2)}).batch(2)
-    parts = agreement._nothing(dataset._spec(True))
+    parts = agreement._nothing(node_of(dataset).spec(True))
     assert parts["r"].to_list() == [] and parts["r"].nrows() == 0 and parts["n"].shape == (0,)
-    sparse = agreement._nothing(R(2).map(counted).sparse_batch(2, [3])._spec(True))
+    sparse = agreement._nothing(node_of(R(2).map(counted).sparse_batch(2, [3])).spec(True))
     assert sparse.dense_shape.tolist() == [0, 0] and not len(sparse.values)
 
 

@@ -22,6 +22,7 @@ from replicax._base.types import AutoShardPolicy, InputContext, InputOptions, In
 from replicax._data import iterators
 from replicax._data.dataset import Dataset
 from replicax._data.elements import as_tensor
+from replicax._data.nodes.node import node_of
 from replicax._data.options import Options
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.from_function import DistributedDatasetsFromFunction
@@ -176,7 +177,7 @@ def test_fact_99_policy_argument_and_structures():
 
 def test_fact_99_off_with_rows_that_do_not_join():
     ragged = Dataset.from_generator(lambda: iter([np.ones((3, 2)), np.ones((3, 1))]), output_types=np.float64)
-    ragged._batch_size = 4
+    node_of(ragged).batch_size = 4
     with pytest.raises(InvalidArgumentError, match="cannot be joined"):
         list(distribute(ragged, policy=AutoShardPolicy.OFF))
 

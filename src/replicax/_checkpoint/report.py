@@ -161,15 +161,15 @@ def _iterators(covered: set[int]) -> Iterator[Uncovered]:
     counted: set[int] = set()
     sources: dict[Any, Uncovered] = {}
     for one, origin in iterators.living:
-        datasets, readings = one._behind()
+        nodes, readings = one._behind()
         known = id(one) in covered
         under_way = one._position > 0 and not one._ended
         if known or under_way:
-            counted.update(id(node) for of_one in readings for node in of_one.nodes)
+            counted.update(id(memory) for of_one in readings for memory in of_one.memories)
         if under_way and not known:
             what = f"the position of an iterator, after {one._position} elements"
             yield Uncovered("iterator", what, origin.place, "Give the iterator a name in the Checkpoint.")
-        for unsure in (unsure for dataset in datasets for unsure in dataset._unsure if known):
+        for unsure in (unsure for node in nodes for unsure in node.unsure if known):
             advice = (
                 "It is gone through again from its beginning when the iterator is restored, and has to give the same "
                 "elements then. Use a source that replicax can position, or make sure that it does."

@@ -132,3 +132,19 @@ def fold(elements: Iterable[Tree], initial_state: Tree, reduce_func: Callable[[T
     for element in elements:
         state = as_tensors(call_user("`reduce_func` of `reduce`", reduce_func, state, element))
     return state
+
+
+def explain(error: Exception, name: str, number: int | None = None) -> None:
+    """Add a note to an exception: the name of the node in which it was raised, and the number of the element."""
+    if not any(" of the dataset" in note for note in getattr(error, "__notes__", ())):
+        error.add_note(f"In {name} of the dataset" + ("." if number is None else f", element {number}."))
+
+
+def call_name(method: str, function: object) -> str:
+    """Return the name of a node with a user's function, such as `map(parse)`.
+
+    >>> call_name("map", len)
+    'map(len)'
+    """
+    text = shown(function)
+    return f"{method}({text.split('`')[1] if text.startswith('`') else text.removeprefix('the ').removeprefix('a ')})"

@@ -30,14 +30,12 @@ from replicax._base.atomic_files import Artifact, existing, read_record, replaci
 from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorSpec, as_dtype, spec_of
 from replicax._base.types import Tree
-from replicax._data.base import Base
 from replicax._data.elements import flatten, tensor_dtype
-from replicax._data.reading import Maker, Reading, replayed
 
 _FORMATS = "replicax dataset "
 _FORMAT = _FORMATS + "4"
 _RECORD, _FILE, _ABOUT = "replicax-dataset.json", "elements.npz", "elements.json"
-_DATASET, _CACHE = Artifact("saved dataset", _RECORD), Artifact("cache")
+_DATASET, CACHE = Artifact("saved dataset", _RECORD), Artifact("cache")
 _CHUNK_ELEMENTS, _CHUNK_BYTES = 1024, 1 << 20  # a chunk ends with the element that reaches one of these
 _STRING = np.dtype(object)
 
@@ -248,37 +246,17 @@ def _as_data_loss(path: str | os.PathLike[str]) -> Iterator[None]:
         ) from e
 
 
-# --- datasets --------------------------------------------------------------------------------------------------------
+# --- saved datasets --------------------------------------------------------------------------------------------------
 
 
-def cached_in_file(filename: str | os.PathLike[str], source: Base) -> Maker:
-    """Returns the elements of `source`, read from the file if it exists; the first complete pass writes it."""
-    path = os.fspath(filename)
-
-    @replayed
-    def make(reading: Reading) -> Iterator[Tree]:
-        if os.path.isfile(path):
-            cached = ElementFile(path)
-            yield from cached.elements(path, 0, cached.spec)
-        elif reading.probing:
-            yield from source._make(reading)
-        elif not os.path.isdir(folder := os.path.dirname(os.path.abspath(path))):
-            raise FileNotFoundError(f"There is no folder {folder} for the file {path}. Create it first.")
-        else:
-            with replacing(path, _CACHE) as new:
-                yield from ElementWriter(new).through(source._make(reading))
-
-    return make
-
-
-def while_saving(
-    dataset: Base, reading: Reading, path: str, compression: str | None, part_of: PartOf | None, first: bool = False
-) -> Iterator[Tree]:
-    """Yields the elements of a dataset and saves them at `path`; with `first`, unless that has been done meanwhile."""
+@contextlib.contextmanager
+def saving(
+    path: str, spec: Tree, compression: str | None, part_of: PartOf | None, first: bool
+) -> Iterator[ElementWriter]:
+    """Return a context in which a dataset is saved at `path`; with `first`, unless that has been done meanwhile."""
     with replacing(path, _DATASET, first) as folder:
         os.mkdir(folder)
-        writer = ElementWriter(os.path.join(folder, _FILE), dataset._spec(True), compression, part_of)
-        yield from writer.through(dataset._make(reading))
+        yield ElementWriter(os.path.join(folder, _FILE), spec, compression, part_of)
         write_record(os.path.join(folder, _RECORD), {"format": _FORMAT, "files": [_FILE]})
 
 

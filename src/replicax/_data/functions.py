@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 
 from replicax._base.host_memory import Pool
 from replicax._base.types import Tree
 from replicax._data.blocks import Blocks, Chunk, Chunks, Signature, length, padded, row, signature
-from replicax._data.calls import call_on_element, on_host
+from replicax._data.calls import call_name, call_on_element, explain, on_host
 from replicax._data.elements import cut, joined
 from replicax._data.parallel_map import ParallelMap, Threads
-from replicax._data.reading import Reading
-from replicax._data.skipping import Later, Skip, made
+from replicax._data.reading import Memory, Reading
+from replicax._data.skipping import Deferred, Recipe, Skip
 from replicax._data.specs import host_spec
 from replicax._data.worker_processes import Processes, job_of, nothing
 
@@ -42,23 +41,27 @@ class ElementFunction:
     """A user's function of elements, which runs in Python.
 
     Args:
-        role: which function it is, for errors, see `calls.call_user`.
+        method: the method of `Dataset` that takes the function.
+        argument: the name of its argument.
         function: the function.
         with_element: whether the result is a pair of the element and what the function returns.
     """
 
     together = 1  # how many single elements a thread takes at a time
-    node: Any = None  # the `StatefulNode`, part of the dataset's state that the function needs
+    memories: tuple[Memory, ...] = ()  # what the function needs of the dataset's state
     is_of_tensors = False  # whether it computes with tensors, so that the environment may have other processes call it
     processes: Processes | None = None  # those that may call it
 
-    def __init__(self, role: str, function: Callable[..., Tree], with_element: bool = False):
-        self.role, self.function, self.with_element = role, function, with_element
+    def __init__(self, method: str, argument: str, function: Callable[..., Tree], with_element: bool = False):
+        self._arguments = method, argument, function, with_element
+        self.role = f"`{argument}` of `Dataset.{method}`"  # for errors, see `calls.call_user`
+        self.name = call_name(method, function)  # of the node
+        self.function, self.with_element = function, with_element
         self.pool = Pool()  # has memory for elements
 
     def use_processes(self, count: int, at_once: bool) -> None:
         """Has other processes call the function, as many as `count`; `at_once` as in `Processes`."""
-        own = type(self), self.role, self.function, self.with_element
+        own = type(self), *self._arguments
         self.processes = Processes(self.role, functools.partial(job_of, own, self.preparation()), count, at_once)
 
     def preparation(self) -> Callable[[], object]:
@@ -68,6 +71,14 @@ class ElementFunction:
     def called(self, element: Tree) -> Any:
         """Returns what the function returns for an element, such as a dataset."""
         return call_on_element(self.role, self.function, element, self.pool)
+
+    def call(self, element: Tree) -> Any:
+        """Return what `called` returns; an exception names the function's node."""
+        try:
+            return self.called(element)
+        except Exception as error:
+            explain(error, self.name)
+            raise
 
     def __call__(self, element: Tree, number: int = 0, draws: Any = None) -> Tree:
         """Returns the function of one element, on the host; `number` is the element's in the dataset."""
@@ -91,93 +102,72 @@ class ElementFunction:
         kind = signature(element)
         program = None if kind is None else self.program(kind)
         if program is None:
-            return self(element, number, draws)
+            try:
+                return self(element, number, draws)
+            except Exception as error:
+                explain(error, self.name, number)
+                raise
         block = jax.tree.map(lambda a: a[None], element)
         return row(program(padded(block, program.size), number, draws), 0)
 
 
-def mapped(
-    function: ElementFunction,
-    reading: Reading,
-    elements: Iterator[Tree],
-    start: int,
-    threads: Threads | None,
-    in_order: bool,
-    ahead: bool,
-) -> Iterator[Tree]:
-    """Returns the function of each element.
+class MapOptions(NamedTuple):
+    """How a function is applied to elements.
 
-    Args:
-        function: the function.
-        reading: that of the dataset.
-        elements: the elements.
-        start: the number of the first of them.
-        threads: in which threads the function is called; None for calls in turn.
+    Attributes:
+        threads: in which threads it is called; None for calls in turn.
         in_order: whether the results come in the order of the elements.
         ahead: whether elements may be taken before their results are asked for.
     """
+
+    threads: Threads | None = None
+    in_order: bool = True
+    ahead: bool = True
+
+
+def map_elements(
+    function: ElementFunction, reading: Reading, elements: Iterator[Tree], start: int, options: MapOptions
+) -> Iterator[Tree]:
+    """Return the function of each element; `start` is the number of the first of them."""
     if reading.probing:
         return map(function, elements)
-    draws = function.draws(reading)
-    if reading.skip is not None and reading.skip.on:
-        return _deferred(function, reading.skip, draws, elements, start, threads, in_order, ahead)
-    return MappedElements(function, draws, elements, start, threads, in_order, ahead)
+    return MappedElements(function, function.draws(reading), elements, start, options)
 
 
-def _deferred(
-    function: ElementFunction,
-    skip: Skip,
-    draws: Any,
-    elements: Iterator[Tree],
-    start: int,
-    threads: Threads | None,
-    in_order: bool,
-    ahead: bool,
-) -> Iterator[Tree]:
-    """Returns a `Later` for each element while elements are skipped, and the function of those after them."""
-    count = start
-    ended = False
+def map_recipes(
+    function: ElementFunction, reading: Reading, skip: Skip, recipes: Iterator[Recipe], options: MapOptions
+) -> Iterator[Recipe]:
+    """Return recipes for the function of each element, given recipes for the elements."""
+    draws, numbered = function.draws(reading), _Counted(recipes)
 
-    def of_later(element: Tree, number: int) -> Tree:
-        return function.of_one(made(element), number, draws)
+    def defer(recipe: Recipe) -> Recipe:
+        number = numbered.count - 1
+        return lambda: function.of_one(recipe(), number, draws)
 
-    def later() -> Iterator[Tree]:
-        nonlocal count, ended
-        while skip.on:
-            try:
-                element = next(elements)
-            except StopIteration:
-                ended = True
-                return
-            finally:
-                count += 1  # an exception in place of an element counts as one
-            yield Later(of_later, element, count - 1)
+    def rest(elements: Iterator[Tree]) -> Iterator[Tree]:
+        return MappedElements(function, draws, elements, numbered.count, options)
 
-    def parts() -> Iterator[Iterator[Tree]]:
-        while skip.on and not ended:
-            yield later()  # one more after each exception
-        if not ended:
-            yield MappedElements(function, draws, map(made, elements), count, threads, in_order, ahead)
+    return Deferred(skip, numbered, defer, rest)
 
-    return itertools.chain.from_iterable(parts())
+
+class _Counted(Iterator[Recipe]):
+    """The same recipes; `count` is the number of those that were taken, and of exceptions in place of one."""
+
+    def __init__(self, recipes: Iterator[Recipe]):
+        self._recipes, self.count = recipes, 0
+
+    def __next__(self) -> Recipe:
+        self.count += 1
+        return next(self._recipes)
 
 
 class MappedElements(Blocks):
-    """The function of each element. Where it is compiled, blocks of elements are computed at once.
-
-    The arguments are those of `mapped`.
-    """
+    """The function of each element. Where it is compiled, blocks of elements are computed at once."""
 
     def __init__(
-        self,
-        function: ElementFunction,
-        draws: Any,
-        elements: Iterator[Tree],
-        start: int,
-        threads: Threads | None,
-        in_order: bool,
-        ahead: bool,
+        self, function: ElementFunction, draws: Any, elements: Iterator[Tree], start: int, options: MapOptions
     ):
+        threads, in_order, ahead = options
         self._block: Tree = None  # results that were computed and not taken yet
         self._at = self._count = 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +15,15 @@ from replicax._base import thread_state, tracebacks
 from replicax._base.errors import InvalidArgumentError, OutOfRangeError
 from replicax._base.living import Living
 from replicax._base.messages import received
-from replicax._base.tracebacks import Origin
 from replicax._base.types import Leaf, Tree
 from replicax._data import composites
 from replicax._data.calls import ending
 from replicax._data.elements import Nested, tensors_of
 from replicax._data.multi_step import Block, stack_on_devices
+from replicax._data.nodes.node import Node, NodeOwner, node_of
 from replicax._data.prefetch import Lock
 from replicax._data.ragged import RaggedTensor
-from replicax._data.reading import Position, Reading, StatefulNode, state_from_bytes, state_to_bytes
+from replicax._data.reading import Position, Reading, state_from_bytes, state_to_bytes
 from replicax._data.sparse import SparseTensor
 from replicax._data.specs import host_spec, tensor_spec
 
@@ -32,27 +32,11 @@ _R = TypeVar("_R")
 _I = TypeVar("_I", bound="ElementIterator")
 
 
-class Unsure(NamedTuple):
-    """A source of elements that may be other ones when they are gone through again."""
-
-    what: str
-    origin: Origin
-
-
 class Readable(Protocol):
     """A dataset, as far as its iterators need it."""
 
     @property
     def element_spec(self) -> Tree: ...
-
-
-class IterableDataset(Readable, Protocol):
-    """A dataset as a `DatasetIterator` needs it: it makes an iterator for each reading."""
-
-    _nodes: tuple[StatefulNode, ...]
-    _unsure: tuple[Unsure, ...]
-
-    def _make(self, reading: Reading, start: int = 0, /) -> Iterator[Tree]: ...
 
 
 class Optional:
@@ -189,8 +173,8 @@ class ElementIterator(Iterator[Tree]):
         iterator._lock = threading.RLock()
         return iterator
 
-    def _behind(self) -> tuple[Sequence[IterableDataset], Sequence[Reading]]:
-        """Returns the datasets from which the elements come, and the readings of them."""
+    def _behind(self) -> tuple[Sequence[Node], Sequence[Reading]]:
+        """Return the nodes from which the elements come, and the readings of them."""
         return (), ()
 
     def _next_element(self) -> Tree | Block:
@@ -342,23 +326,21 @@ class DatasetIterator(ElementIterator):
     True
     """
 
-    _dataset: IterableDataset
-
-    def __init__(self, dataset: IterableDataset):
-        if not hasattr(dataset, "_nodes"):
+    def __init__(self, dataset: NodeOwner):
+        if not isinstance(dataset, NodeOwner):
             raise TypeError(f"An iterator is made of a Dataset, got {received(dataset)}. Call `iter(dataset)`.")
-        self._dataset = dataset
-        self._begin(Reading(dataset._nodes), 0)
+        self._dataset, self._node = dataset, node_of(dataset)
+        self._begin(Reading(self._node.memories), 0)
         living.add(self)
 
     @exclusive
     def _begin(self, reading: Reading, position: int) -> None:
         self._reading, self._start, self._position = reading, position, position
         self._waiting, self._ended = [], False
-        self._elements = self._dataset._make(reading, position)
+        self._elements = self._node.iterate(reading, position)
 
-    def _behind(self) -> tuple[Sequence[IterableDataset], Sequence[Reading]]:
-        return [self._dataset], [self._reading]
+    def _behind(self) -> tuple[Sequence[Node], Sequence[Reading]]:
+        return [self._node], [self._reading]
 
     def _next_element(self) -> Tree:
         return self._shown_element(next(self._elements))
@@ -406,7 +388,7 @@ class DatasetIterator(ElementIterator):
         0
         """
         position, (reading,) = state_from_bytes(state, [self._reading])
-        self._begin(Reading(self._dataset._nodes, saved=reading), position.elements)
+        self._begin(Reading(self._node.memories, saved=reading), position.elements)
 
 
 def _as_numpy(leaf: Leaf) -> Leaf:

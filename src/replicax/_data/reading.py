@@ -1,20 +1,20 @@
 """One reading of a dataset, from its first element on: what it started from, so that another one can repeat it.
 
-The elements of a dataset follow from where its *nodes* stood when the reading came to them: which pass a shuffle was
-at, and what a cache held. So the state of an iterator is that and the number of elements that it gave. To restore it,
-a new reading starts from there, and leaves out as many elements, without making them where it can (see `skipping`).
+The elements of a dataset follow from the state of its *memories* when the reading came to them: the pass of a
+shuffle, and the content of a cache. So the state of an iterator consists of these states and the number of elements
+that it gave. To restore it, a new reading starts from there, and leaves out as many elements, without making them
+where it can (see `skipping`).
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 import json
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,16 +23,15 @@ from replicax._base.living import Living
 from replicax._base.messages import received
 from replicax._base.thread_state import current
 from replicax._base.types import Tree
-from replicax._data.skipping import Skip
 
-# The state of a node or of a reading: what JSON can write.
+# The state of a memory or of a reading: what JSON can write.
 State: TypeAlias = Any
 
 _FORMAT = "replicax dataset iterator 3"
 
 
-class StatefulNode:
-    """A part of a dataset whose state outlasts a reading, such as a cache; `first` is the state of a new one."""
+class Memory:
+    """What a dataset keeps beyond a reading, such as a cache's elements; `first` is the state of a new memory."""
 
     first: State = None
 
@@ -45,7 +44,7 @@ class StatefulNode:
         raise NotImplementedError
 
     def fits(self, state: State) -> bool:
-        """Returns whether `state` is one of such a node."""
+        """Returns whether `state` is one of such a memory."""
         raise NotImplementedError
 
     def draw(self, entropy: np.random.SeedSequence) -> None:
@@ -60,48 +59,46 @@ class Reading:
     """One reading of a dataset.
 
     Args:
-        nodes: those of the dataset; others come up as functions make further datasets, always in the same order.
+        memories: those of the dataset; others come up as functions make further datasets, always in the same order.
         share: how many there are to divide the files among, and which of them this is.
         probing: whether this only looks at the first element, which must not count as a pass.
         saved: the `state` of the reading to repeat.
 
     Attributes:
         ignored: gets each exception in place of who reads; None where they are raised.
-        skip: says whether elements may be made later, since they are skipped; None where they never are.
     """
 
     def __init__(
         self,
-        nodes: Sequence[StatefulNode] = (),
+        memories: Sequence[Memory] = (),
         share: tuple[int, int] = (1, 0),
         probing: bool = False,
         saved: State = None,
     ):
         self.share, self.probing = share, probing
         self.ignored: Callable[[Exception], None] | None = None
-        self.skip: Skip | None = None
-        self.nodes = tuple(nodes)
-        # The state of each node when this reading first came to it.
-        self._begun: weakref.WeakKeyDictionary[StatefulNode, State] = weakref.WeakKeyDictionary()
+        self.memories = tuple(memories)
+        # The state of each memory when this reading first came to it.
+        self._begun: weakref.WeakKeyDictionary[Memory, State] = weakref.WeakKeyDictionary()
         # How many passes of each shuffle it has drawn, and the parts in one another in which it does so.
-        self._passes: weakref.WeakKeyDictionary[StatefulNode, int] = weakref.WeakKeyDictionary()
+        self._passes: weakref.WeakKeyDictionary[Memory, int] = weakref.WeakKeyDictionary()
         self._parts: list[int] = []
         self._numbers = itertools.count()
         self._repeats = saved is not None
         if saved is None:
             saved = {"entropy": np.random.SeedSequence().entropy, "path": [], "met": {}}
         self._entropy, self._path, self._met = saved["entropy"], saved["path"], dict(saved["met"])
-        self._restore_nodes(saved.get("nodes", ()))
+        self._restore_memories(saved.get("nodes", ()))
 
-    def _restore_nodes(self, states: Sequence[State]) -> None:
-        for node, state in zip(self.nodes, states):
-            node.restore(state)
-            self._begun[node] = state
+    def _restore_memories(self, states: Sequence[State]) -> None:
+        for memory, state in zip(self.memories, states):
+            memory.restore(state)
+            self._begun[memory] = state
 
     def adopt(self, state: dict[str, State]) -> None:
         """Leaves to chance what another process does, whose reading of the same dataset begins in `state`."""
         self._entropy = state["entropy"]
-        self._restore_nodes(state["nodes"])
+        self._restore_memories(state["nodes"])
 
     def child(self, share: tuple[int, int] | None = None) -> Reading:
         """Returns a part of this reading: of a dataset that a function made, or one to fill a cache."""
@@ -126,63 +123,57 @@ class Reading:
         same.ignored = ignored
         return same
 
-    def skipping(self, skip: Skip | None) -> Reading:
-        """Returns this reading, in which elements are skipped or, for None, are all made."""
-        same = copy.copy(self)
-        same.skip = skip
-        return same
-
     def guarded(self, elements: Iterator[Tree]) -> Iterator[Tree]:
         """Returns the elements; where exceptions are ignored, without those that raise one."""
         return elements if self.ignored is None else _without_errors(elements, self.ignored)
 
-    def begin(self, node: StatefulNode) -> State:
-        """Returns the state of `node` when this reading first came to it, which may be now."""
-        if node not in self._begun:
-            if node in self.nodes:
-                place = [0, self.nodes.index(node)]
+    def begin(self, memory: Memory) -> State:
+        """Returns the state of `memory` when this reading first came to it, which may be now."""
+        if memory not in self._begun:
+            if memory in self.memories:
+                place = [0, self.memories.index(memory)]
             else:
                 place = [1, *self._path, next(self._numbers)]
-                self._meet(node, ".".join(map(str, place)))
-            node.draw(np.random.SeedSequence([self._entropy, *place]))
-            self._begun[node] = node.state()
-        return self._begun[node]
+                self._meet(memory, ".".join(map(str, place)))
+            memory.draw(np.random.SeedSequence([self._entropy, *place]))
+            self._begun[memory] = memory.state()
+        return self._begun[memory]
 
-    def _meet(self, node: StatefulNode, key: str) -> None:
+    def _meet(self, memory: Memory, key: str) -> None:
         if self._repeats:
-            node.restore(self._met.get(key, node.first))
-        elif node.state() != node.first:  # not a new one: a function uses a dataset that was made before
-            self._met[key] = node.state()
+            memory.restore(self._met.get(key, memory.first))
+        elif memory.state() != memory.first:  # not a new one: a function uses a dataset that was made before
+            self._met[key] = memory.state()
 
-    def generator(self, node: Seeds) -> np.random.Generator:
+    def generator(self, memory: Seeds) -> np.random.Generator:
         """Returns the random numbers of the next pass over a shuffle in this part of the reading."""
-        seed, number = self.now(node)
+        seed, number = self.now(memory)
         if not self.probing:
-            self._passes[node] = self._passes.get(node, 0) + 1
-            node.readings = max(node.readings, self.begin(node)[1] + 1)
-        return _Numbers(np.random.PCG64([seed, number, *self._parts] if node.reshuffle else [seed, 0]))
+            self._passes[memory] = self._passes.get(memory, 0) + 1
+            memory.readings = max(memory.readings, self.begin(memory)[1] + 1)
+        return _Numbers(np.random.PCG64([seed, number, *self._parts] if memory.reshuffle else [seed, 0]))
 
-    def words(self, node: FunctionSeeds, seed: Sequence[int] | None) -> np.ndarray:
-        """Returns two random words for this part of the reading, by a seed or, for None, by that of the node.
+    def words(self, memory: FunctionSeeds, seed: Sequence[int] | None) -> np.ndarray:
+        """Returns two random words for this part of the reading, by a seed or, for None, by that of the memory.
 
         A function that draws with seeds draws the same numbers in each reading, and other ones in each pass of a
         `repeat`.
         """
-        own, number = self.begin(node)
+        own, number = self.begin(memory)
         if not self.probing:
-            node.readings = max(node.readings, number + 1)
-        given = [own, number] if node.by_chance else [own]
+            memory.readings = max(memory.readings, number + 1)
+        given = [own, number] if memory.by_chance else [own]
         return np.random.SeedSequence([*(given if seed is None else seed), *self._parts]).generate_state(2)
 
-    def now(self, node: StatefulNode) -> State:
-        """Returns the state of `node` as this part of the reading sees it now."""
-        state = self.begin(node)
-        return [state[0], state[1] + self._passes.get(node, 0)] if isinstance(node, Seeds) else node.state()
+    def now(self, memory: Memory) -> State:
+        """Returns the state of `memory` as this part of the reading sees it now."""
+        state = self.begin(memory)
+        return [state[0], state[1] + self._passes.get(memory, 0)] if isinstance(memory, Seeds) else memory.state()
 
     def state(self) -> dict[str, State]:
         """Returns what another reading needs to repeat this one."""
-        nodes = [self.begin(node) for node in self.nodes]
-        return {"entropy": self._entropy, "path": self._path, "nodes": nodes, "met": dict(self._met)}
+        memories = [self.begin(memory) for memory in self.memories]
+        return {"entropy": self._entropy, "path": self._path, "nodes": memories, "met": dict(self._met)}
 
 
 def _without_errors(elements: Iterator[Tree], ignored: Callable[[Exception], None]) -> Iterator[Tree]:
@@ -195,46 +186,6 @@ def _without_errors(elements: Iterator[Tree], ignored: Callable[[Exception], Non
             ignored(e)
         else:
             yield element
-
-
-class Maker(Protocol):
-    """Makes the elements of a reading, from number `start` on."""
-
-    def __call__(self, reading: Reading, start: int = 0, /) -> Iterator[Tree]: ...
-
-
-_F = TypeVar("_F", bound=Callable[..., Iterator[Tree]])
-
-
-def hands_on(maker: _F) -> _F:
-    """Decorates a maker that looks at no element, so that those of a reading that skips may come as `Later`."""
-    vars(maker)["hands_on"] = True
-    return maker
-
-
-def replayed(make: Callable[[Reading], Iterator[Tree]]) -> Maker:
-    """Returns a maker that makes the elements before `start` as well, and drops them."""
-
-    @functools.wraps(make)
-    def elements(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
-        return itertools.islice(make(reading), start, None) if start else make(reading)
-
-    vars(elements)["makes_again"] = True
-    return elements
-
-
-def skipped(make: Callable[[Reading], Iterator[Tree]]) -> Maker:
-    """Returns a maker that skips the elements before `start`, at whose elements `make` does not look."""
-
-    @hands_on
-    @functools.wraps(make)
-    def elements(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
-        if not start or (reading.skip is not None and reading.skip.on):
-            return itertools.islice(make(reading), start, None) if start else make(reading)
-        skip = Skip(start)
-        return skip.over(make(reading.skipping(skip)))
-
-    return elements
 
 
 def _default_seed() -> int | None:
@@ -250,7 +201,7 @@ def use_default_seed(seed: Callable[[], int | None]) -> None:
 living_seeds: Living[Seeds] = Living()
 
 
-class Seeds(StatefulNode):
+class Seeds(Memory):
     """The seeds of a dataset's orders: others in each reading and in each of its parts, unless `reshuffle` is False.
 
     Attributes:
@@ -290,11 +241,11 @@ class FunctionSeeds(Seeds):
         return None
 
 
-class CachedElements(StatefulNode):
+class CachedElements(Memory):
     """The items that the first complete pass over a dataset gave, kept for the later ones."""
 
-    def __init__(self, nodes: Sequence[StatefulNode]):
-        self._nodes = tuple(nodes)
+    def __init__(self, memories: Sequence[Memory]):
+        self._memories = tuple(memories)
         self._items: list[Tree] | None = None
         self._filled: State = None  # the state of the reading that gave the items, which may have to be read anew
 
@@ -302,7 +253,7 @@ class CachedElements(StatefulNode):
         return self._filled
 
     def fits(self, state: State) -> bool:
-        return state is None or reading_fits(state, self._nodes)
+        return state is None or reading_fits(state, self._memories)
 
     def restore(self, state: State) -> None:
         if state is None or state != self._filled:
@@ -312,13 +263,13 @@ class CachedElements(StatefulNode):
         """Yields the items from number `start` on."""
         reading.begin(self)
         if self._items is None and self._filled is not None:
-            again = Reading(self._nodes, reading.share, saved=self._filled)
+            again = Reading(self._memories, reading.share, saved=self._filled)
             self._items = list(make(again.with_errors(reading.ignored)))
         if self._items is not None:
             yield from itertools.islice(self._items, start, None)
             return
         own, items = reading.child(), []
-        before = {**own.state(), "nodes": [own.now(node) for node in self._nodes]}
+        before = {**own.state(), "nodes": [own.now(memory) for memory in self._memories]}
         for item in make(own):
             items.append(item)
             if len(items) > start:
@@ -375,23 +326,23 @@ def parsed(state: object) -> tuple[Position, list[State]]:
 
 
 def state_from_bytes(state: object, readings: Sequence[Reading]) -> tuple[Position, list[State]]:
-    """Returns the position and the readings' states that `state_to_bytes` wrote, of readings of the same nodes."""
+    """Returns the position and the readings' states that `state_to_bytes` wrote, of readings of the same memories."""
     position, saved = parsed(state)
-    own = [reading.nodes for reading in readings]
+    own = [reading.memories for reading in readings]
     if len(saved) != len(own) or not all(map(reading_fits, saved, own)):
+        kinds = [[type(memory).__name__ for memory in memories] for memories in own]
         raise InvalidArgumentError(
             "The state is of an iterator over another dataset: its shuffles and caches are not those of this one, "
-            f"{[[type(node).__name__ for node in nodes] for nodes in own]}. Build the dataset by the same code as when "
-            "the state was saved."
+            f"{kinds}. Build the dataset by the same code as when the state was saved."
         )
     return position, saved
 
 
-def reading_fits(state: State, nodes: Sequence[StatefulNode]) -> bool:
-    """Returns whether `state` is one of a reading of these nodes."""
+def reading_fits(state: State, memories: Sequence[Memory]) -> bool:
+    """Returns whether `state` is one of a reading of these memories."""
     if not isinstance(state, dict) or set(state) != {"entropy", "path", "nodes", "met"}:
         return False
     kinds = [("entropy", int), ("path", list), ("nodes", list), ("met", dict)]
-    if not all(isinstance(state[key], kind) for key, kind in kinds) or len(state["nodes"]) != len(nodes):
+    if not all(isinstance(state[key], kind) for key, kind in kinds) or len(state["nodes"]) != len(memories):
         return False
-    return all(node.fits(one) for node, one in zip(nodes, state["nodes"]))
+    return all(memory.fits(one) for memory, one in zip(memories, state["nodes"]))

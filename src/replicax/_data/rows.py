@@ -16,8 +16,8 @@ from replicax._base.types import Tree
 from replicax._data import composites
 from replicax._data.blocks import RowElements
 from replicax._data.elements import flatten, regroup
-from replicax._data.reading import Reading, hands_on
-from replicax._data.skipping import Skip, applied_to_each, deferred
+from replicax._data.reading import Reading
+from replicax._data.skipping import Recipe
 
 # The number of row numbers handled at once; large enough that the cost of Python does not count.
 CHUNK = 1 << 13
@@ -35,14 +35,20 @@ class Rows(NamedTuple):
     in_order: bool = False  # whether the order is still 0, 1, 2, ...
     composite: bool = False  # whether some are ragged or sparse, so that several are a batch but no block
 
-    @hands_on
-    def elements(self, reading: Reading, start: int = 0, /) -> Iterator[Tree]:
-        """Returns an iterator over the rows."""
+    def elements(self, reading: Reading, start: int = 0) -> Iterator[Tree]:
+        """Return an iterator over the rows, from number `start` on."""
         numbers = skip_rows(self.order(reading), start)
-        if reading.skip is None and not self.composite:
-            return RowElements(self.fetch, numbers)
-        each = itertools.chain.from_iterable(chunk.tolist() for chunk in numbers)
-        return map(self.fetch, each) if reading.skip is None else applied_to_each(reading.skip, self.fetch, each)
+        if self.composite:
+            return map(self.fetch, _each(numbers))
+        return RowElements(self.fetch, numbers)
+
+    def recipes(self, reading: Reading) -> Iterator[Recipe]:
+        """Return how to make each row."""
+        return (functools.partial(self.fetch, number) for number in _each(self.order(reading)))
+
+
+def _each(order: Iterator[np.ndarray]) -> Iterator[int]:
+    return itertools.chain.from_iterable(numbers.tolist() for numbers in order)
 
 
 def plain_rows(fetch: Fetch, count: int, composite: bool = False) -> Rows:
@@ -89,14 +95,11 @@ class RowBatches(Iterator[Tree]):
     def __next__(self) -> Tree:
         return self._fetch(self._next_numbers())
 
-    def deferred(self, skip: Skip) -> Iterator[Tree]:
-        """Returns the batches, to be fetched later where they are skipped."""
-        return deferred(skip, self._fetch, self._all_numbers(), lambda rest: self)
-
-    def _all_numbers(self) -> Iterator[np.ndarray]:
+    def recipes(self) -> Iterator[Recipe]:
+        """Return how to make each batch."""
         with contextlib.suppress(StopIteration):
             while True:
-                yield self._next_numbers()
+                yield functools.partial(self._fetch, self._next_numbers())
 
     def _next_numbers(self) -> np.ndarray:
         numbers = self._next(self.size)

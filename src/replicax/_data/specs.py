@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, TensorSpec, spec_of
 from replicax._base.type_spec import TypeSpec
 from replicax._base.types import Leaf, Tree
@@ -15,7 +14,6 @@ from replicax._data import composites
 from replicax._data.composite_rows import RaggedRow, RaggedRowSpec
 from replicax._data.elements import Nested, structure_of, tensor_dtype
 from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
-from replicax._data.reading import Maker, Reading
 from replicax._data.sparse import SparseTensor, SparseTensorSpec
 
 INFINITE_CARDINALITY = -1
@@ -126,13 +124,6 @@ def shown_spec(element: Tree) -> Tree:
         return TensorSpec((None, *leaf.shape[1:]) if leaf.ndim else (), leaf.dtype)
 
     return jax.tree.map(shown, element)
-
-
-def first_spec(make: Maker) -> Tree:
-    """Returns the spec that the first element shows."""
-    for element in make(Reading(probing=True)):
-        return shown_spec(element)
-    raise InvalidArgumentError("element_spec is not known: it is read off the first element, and the dataset is empty.")
 
 
 def common_spec(one: Tree, other: Tree) -> Tree:

@@ -16,7 +16,7 @@ from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import AutoShardPolicy, InputOptions, InputReplicationMode, Tree
 from replicax._data import iterators
 from replicax._data.calls import fold
-from replicax._data.dataset import Dataset
+from replicax._data.nodes.node import Node, node_of
 from replicax._data.reading import Position, Reading
 from replicax._data.skipping import warn_of_making
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, tensor_spec
@@ -70,18 +70,18 @@ class DistributedDataset(PlacedRounds):
         policy: AutoShardPolicy | None = None,
         worker: Worker = ALONE,
     ) -> None:
-        self._source = as_dataset(dataset, ahead=is_buffered(options))
-        self._sources = [self._source]
+        source = as_dataset(dataset, ahead=is_buffered(options))
+        self._sources, self._source = [source], node_of(source)
         self._prepare(num_replicas, place, options, worker)
         if self._options.experimental_replication_mode == InputReplicationMode.PER_REPLICA:
             raise NotImplementedError(
                 "InputReplicationMode.PER_REPLICA is only supported in `distribute_datasets_from_function`."
             )
         if self._total > 1:
-            spec = self._source._spec(False)
+            spec = self._source.spec(False)
             if spec is not None and any(s.shape.rank == 0 for s in jax.tree.leaves(spec)):
                 raise not_a_batch(spec, self._total)
-        policy = self._source._options.experimental_distribute.auto_shard_policy if policy is None else policy
+        policy = source.options().experimental_distribute.auto_shard_policy if policy is None else policy
         if worker.size > 1:
             policy = self._shard_by_file(policy)
         cuts_anew = self._total > 1 and policy in (AutoShardPolicy.OFF, AutoShardPolicy.FILE)
@@ -90,7 +90,7 @@ class DistributedDataset(PlacedRounds):
 
     def _shard_by_file(self, policy: AutoShardPolicy) -> AutoShardPolicy:
         """Gives this worker its files, where the policy is FILE or, the dataset reading files, AUTO."""
-        files, worker = self._source._files, self._worker
+        files, worker = self._source.files, self._worker
         if policy is AutoShardPolicy.AUTO:
             policy = AutoShardPolicy.FILE if files else AutoShardPolicy.DATA
         if policy is AutoShardPolicy.FILE:
@@ -107,11 +107,11 @@ class DistributedDataset(PlacedRounds):
     def _rounds(self, readings: list[Reading], start: int) -> Iterator[Round]:
         (reading,) = readings
         if self._batch_size is not None:
-            warn_of_making(start, f"{self._source._origin}, whose batches are cut anew for the replicas,")
-            elements = self._source._make(reading)
+            warn_of_making(start, f"{self._source.origin}, whose batches are cut anew for the replicas,")
+            elements = self._source.iterate(reading)
             cut = rebatched_rounds(elements, self._batch_size, self._num_replicas, self._worker)
             return (Round(parts, True) for parts in itertools.islice(cut, start, None))
-        return Shares(self._source._make(reading, start), self._total, self._worker)
+        return Shares(self._source.iterate(reading, start), self._total, self._worker)
 
     def _shares_one_order(self) -> bool:
         return self._worker.size > 1 and self._told(0).of_all
@@ -120,13 +120,13 @@ class DistributedDataset(PlacedRounds):
         return Position(rounds, of_all=self._batch_size is None and self._share == (1, 0))
 
     def _shapes_follow(self) -> bool:
-        spec = self._source._spec(False)
+        spec = self._source.spec(False)
         if self._batch_size is None:
             return True
         return self._batch_size % self._total == 0 and spec is not None and all_static(spec)
 
     def _replica_spec(self) -> Tree:
-        spec = self._source._spec(True)
+        spec = self._source.spec(True)
         if self._total == 1:
             return spec
         size = _static_batch_size(spec)
@@ -216,7 +216,7 @@ class DistributedDataset(PlacedRounds):
         >>> int(strategy.experimental_distribute_dataset(rx.data.Dataset.range(10).batch(4)).cardinality)
         3
         """
-        known = self._source._cardinality
+        known = self._source.cardinality
         # Batches that are cut anew may make fewer rounds than there were batches.
         return np.int64(known if self._batch_size is None or known == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY)
 
@@ -227,12 +227,12 @@ def _static_batch_size(spec: Tree) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _batch_size(source: Dataset) -> int | None:
+def _batch_size(source: Node) -> int | None:
     """Returns the size of the source's batches, if their spec or the way the dataset was made tells it."""
-    spec = source._spec(False)
-    if spec is None and source._batch_size is None:
+    spec = source.spec(False)
+    if spec is None and source.batch_size is None:
         try:
-            spec = source._spec(True)
+            spec = source.spec(True)
         except InvalidArgumentError:  # the dataset is empty
             return None
-    return source._batch_size if (size := _static_batch_size(spec)) is None else size
+    return source.batch_size if (size := _static_batch_size(spec)) is None else size

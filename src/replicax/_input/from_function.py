@@ -8,6 +8,7 @@ import numpy as np
 
 from replicax._base.types import InputContext, InputOptions, InputReplicationMode, Tree
 from replicax._data.calls import call_user
+from replicax._data.nodes.node import node_of
 from replicax._data.reading import Position, Reading
 from replicax._data.specs import UNKNOWN_CARDINALITY
 from replicax._input.agreement import Round, Worker, all_static, empty
@@ -75,12 +76,12 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         return Position(rounds, each=1 if len(self._sources) == self._num_replicas else self._num_replicas)
 
     def _shapes_follow(self) -> bool:
-        specs = [source._spec(False) for source in self._sources]
+        specs = [node_of(source).spec(False) for source in self._sources]
         return all(spec is not None and all_static(spec) for spec in specs)
 
     def _rounds(self, readings: list[Reading], start: int) -> Iterator[Round]:
         first = start if len(self._sources) == self._num_replicas else start * self._num_replicas
-        iterators = [source._make(reading, first) for source, reading in zip(self._sources, readings)]
+        iterators = [node_of(source).iterate(reading, first) for source, reading in zip(self._sources, readings)]
         if len(iterators) == 1:
             iterators *= self._num_replicas  # one iterator, which feeds all in turn
         while True:
@@ -89,7 +90,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             if not there:
                 return
             if len(there) < len(parts):
-                spec = self._sources[there[0] % len(self._sources)]._spec(True)
+                spec = node_of(self._sources[there[0] % len(self._sources)]).spec(True)
                 if all_static(spec):
                     return
                 parts = [empty(parts[there[0]]) if part is _NO_MORE else part for part in parts]
@@ -99,19 +100,19 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         return self._worker.size == 1
 
     def _replica_spec(self) -> Tree:
-        return self._sources[0]._spec(True)
+        return node_of(self._sources[0]).spec(True)
 
     @property
     def cardinality(self) -> np.int64:
         """The number of elements; -1 for no end, -2 for not known."""
-        sizes = {source._cardinality for source in self._sources}
+        sizes = {node_of(source).cardinality for source in self._sources}
         size = sizes.pop() if len(sizes) == 1 else UNKNOWN_CARDINALITY
         if len(self._sources) == self._num_replicas or size < 0:
             return np.int64(size)
         rounds, rest = divmod(size, self._num_replicas)
         if not rest:
             return np.int64(rounds)
-        spec = self._sources[0]._spec(False)
+        spec = node_of(self._sources[0]).spec(False)
         return np.int64(UNKNOWN_CARDINALITY if spec is None else rounds if all_static(spec) else rounds + 1)
 
 

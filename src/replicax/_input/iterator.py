@@ -8,9 +8,9 @@ from typing import Any
 
 from replicax._base.messages import received
 from replicax._base.types import Tree
-from replicax._data.dataset import Dataset
 from replicax._data.iterators import ElementIterator, exclusive, living
 from replicax._data.multi_step import Demand
+from replicax._data.nodes.node import Node, node_of
 from replicax._data.prefetch import Buffer
 from replicax._data.reading import Reading, parsed, state_from_bytes, state_to_bytes
 from replicax._input.agreement import Iteration
@@ -58,8 +58,8 @@ class DistributedIterator(ElementIterator, Distributed):
         self._demand = Demand()
         self._closed = False
 
-    def _behind(self) -> tuple[Sequence[Dataset], Sequence[Reading]]:
-        return self._dataset._sources, self._readings
+    def _behind(self) -> tuple[Sequence[Node], Sequence[Reading]]:
+        return [node_of(source) for source in self._dataset._sources], self._readings
 
     def _ask_for(self, count: int) -> None:
         # The threads of several workers would learn it at different elements, and make different arrays of them.

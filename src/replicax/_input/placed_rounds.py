@@ -20,6 +20,7 @@ import numpy as np
 from replicax._base.types import InputOptions, Tree
 from replicax._data.dataset import Dataset
 from replicax._data.multi_step import Block, Demand, stack_on_host
+from replicax._data.nodes.node import node_of
 from replicax._data.prefetch import is_small
 from replicax._data.reading import Position, Reading
 from replicax._input.agreement import Iteration, Round, Worker, agreed, most_rows_of, one_order
@@ -55,7 +56,8 @@ class PlacedRounds(Distributed, abc.ABC):
     def _readings(self, saved: list[Any] | None = None) -> list[Reading]:
         """Returns new readings of the sources, or those that repeat the saved ones."""
         states = [None] * len(self._sources) if saved is None else saved
-        return [Reading(s._nodes, self._share, saved=state) for s, state in zip(self._sources, states, strict=True)]
+        nodes = map(node_of, self._sources)
+        return [Reading(node.memories, self._share, saved=state) for node, state in zip(nodes, states, strict=True)]
 
     @abc.abstractmethod
     def _rounds(self, readings: list[Reading], start: int) -> Iterator[Round]:
@@ -172,7 +174,7 @@ class PlacedRounds(Distributed, abc.ABC):
 
     def _is_at_hand(self) -> bool:
         """Returns whether elements take next to nothing to make, and no code of the user's."""
-        return all(source._at_hand for source in self._sources)
+        return all(node_of(source).at_hand for source in self._sources)
 
     def _next_topic(self) -> str:
         """Returns the name under which the workers agree about the iteration that begins."""

@@ -12,12 +12,12 @@ from replicax._base.specs import TensorSpec
 from replicax._base.tracebacks import origin
 from replicax._base.types import AutoShardPolicy, InputOptions, Tree
 from replicax._data.calls import call_user
-from replicax._data.dataset import Dataset
+from replicax._data.dataset import Dataset, dataset_of
 from replicax._data.elements import as_host
-from replicax._data.iterators import Unsure
+from replicax._data.nodes.node import Replayed, Unsure, first_spec, node_of
 from replicax._data.options import Options
-from replicax._data.reading import Reading, replayed
-from replicax._data.specs import UNKNOWN_CARDINALITY, first_spec, shown_spec
+from replicax._data.reading import Reading
+from replicax._data.specs import UNKNOWN_CARDINALITY, shown_spec
 
 
 class Distributed:
@@ -41,8 +41,8 @@ def as_dataset(dataset: Any, ahead: bool = False) -> Dataset:
     if isinstance(dataset, Distributed):
         raise TypeError(f"The dataset is distributed already: got a {kind}. Pass the dataset that it was made of.")
     if isinstance(dataset, Dataset):
-        in_place = dataset._in_place if ahead else None
-        return dataset if in_place is None else in_place._with(dataset._options)
+        in_place = node_of(dataset).without_thread if ahead else None
+        return dataset if in_place is None else dataset_of(in_place, dataset.options())
     if hasattr(dataset, "as_numpy_iterator") and hasattr(dataset, "element_spec"):
         return _of_tensorflow(dataset)
     if isinstance(dataset, (str, bytes, dict, tuple)) or hasattr(dataset, "__array__"):
@@ -55,52 +55,60 @@ def as_dataset(dataset: Any, ahead: bool = False) -> Dataset:
     if not (hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")):
         made = " If it makes one, call it, or pass `rx.data.Dataset.from_generator(it)`." if callable(dataset) else ""
         raise TypeError(f"Expected a dataset or another iterable of batches, got {kind}.{made}")
-    return _of_iterable(dataset)
+    return dataset_of(_Iterable(dataset))
 
 
-def _of_iterable(dataset: Any) -> Dataset:
-    """Returns any other iterable as a dataset, whose spec is known once an element has been seen."""
-    seen: list[Tree] = []
-    pool = Pool()
+class _Iterable(Replayed):
+    """Any other iterable, whose spec is known once an element has been seen."""
 
-    @replayed
-    def make(reading: Reading) -> Iterator[Tree]:
-        for element in call_user("The `__iter__` of the dataset", iter, dataset):
-            host = jax.tree.map(pool.settled, _host_element(element))  # others may fill one buffer again and again
-            if not seen:
-                seen.append(shown_spec(host))
+    def __init__(self, iterable: Any):
+        try:
+            cardinality = len(iterable)
+        except (TypeError, NotImplementedError, ValueError):  # as libraries raise if the length is unknown
+            cardinality = UNKNOWN_CARDINALITY
+        name, is_sequence = type(iterable).__name__, isinstance(iterable, Sequence) or hasattr(iterable, "__getitem__")
+        unsure = [] if is_sequence else [Unsure(f"the iterable {name}", origin())]
+        super().__init__(name, cardinality=cardinality, unsure=unsure)
+        self._iterable, self._pool, self._seen = iterable, Pool(), list[Tree]()
+
+    def find_spec(self, may_call: bool) -> Tree:
+        if may_call and not self._seen:
+            first_spec(self)
+        return self._seen[0] if self._seen else None
+
+    def read_all(self, reading: Reading) -> Iterator[Tree]:
+        for element in call_user("The `__iter__` of the dataset", iter, self._iterable):
+            host = jax.tree.map(
+                self._pool.settled, _host_element(element)
+            )  # others may fill one buffer again and again
+            if not self._seen:
+                self._seen.append(shown_spec(host))
             yield host
 
-    def spec(probe: bool) -> Tree:
-        if probe and not seen:
-            first_spec(make)
-        return seen[0] if seen else None
 
-    try:
-        cardinality = len(dataset)
-    except (TypeError, NotImplementedError, ValueError):  # as libraries raise where the length is unknown
-        cardinality = UNKNOWN_CARDINALITY
-    sequence = isinstance(dataset, Sequence) or hasattr(dataset, "__getitem__")
-    unsure = [] if sequence else [Unsure(f"the iterable {type(dataset).__name__}", origin())]
-    return Dataset._made(make, spec, cardinality, unsure=unsure)
+class _TensorFlowDataset(Replayed):
+    """A `tf.data.Dataset`, known by its methods: TensorFlow is not imported here."""
+
+    def __init__(self, dataset: Any):
+        unsure = [Unsure("the tf.data.Dataset", origin())]
+        super().__init__("tf.data.Dataset", cardinality=int(dataset.cardinality()), unsure=unsure)
+        self._dataset = dataset
+
+    def find_spec(self, may_call: bool) -> Tree:
+        return jax.tree.map(
+            lambda s: TensorSpec(None if s.shape.rank is None else s.shape.as_list(), s.dtype.as_numpy_dtype),
+            self._dataset.element_spec,
+        )
+
+    def read_all(self, reading: Reading) -> Iterator[Tree]:
+        return map(_host_element, self._dataset.as_numpy_iterator())
 
 
 def _of_tensorflow(dataset: Any) -> Dataset:
-    """Returns a `tf.data.Dataset`, known by its methods, as one of ours: TensorFlow is not imported here."""
-    spec = jax.tree.map(
-        lambda s: TensorSpec(None if s.shape.rank is None else s.shape.as_list(), s.dtype.as_numpy_dtype),
-        dataset.element_spec,
-    )
     options = Options()
     policy = dataset.options().experimental_distribute.auto_shard_policy
     options.experimental_distribute.auto_shard_policy = AutoShardPolicy(int(policy))
-
-    @replayed
-    def make(reading: Reading) -> Iterator[Tree]:
-        return map(_host_element, dataset.as_numpy_iterator())
-
-    unsure = [Unsure("the tf.data.Dataset", origin())]
-    return Dataset._made(make, lambda probe: spec, int(dataset.cardinality()), options=options, unsure=unsure)
+    return dataset_of(_TensorFlowDataset(dataset), options)
 
 
 def _host_element(element: Tree) -> Tree:

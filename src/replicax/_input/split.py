@@ -60,8 +60,9 @@ class Shares(Iterator[Round]):
         Rows that lie in arrays are taken out of these once, for all of the batches. None where that cannot be.
 
         >>> import replicax as rx
+        >>> from replicax._data.nodes.node import node_of
         >>> from replicax._data.reading import Reading
-        >>> shares = Shares(rx.data.Dataset.range(9).batch(4)._make(Reading()), 2)
+        >>> shares = Shares(node_of(rx.data.Dataset.range(9).batch(4)).iterate(Reading()), 2)
         >>> [share.tolist() for share in shares.next_block(2)], [share.tolist() for share in next(shares).parts]
         ([[[0, 1], [4, 5]], [[2, 3], [6, 7]]], [[8], []])
         """

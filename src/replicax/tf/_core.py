@@ -76,11 +76,12 @@ from replicax._collectives.cross_device_ops import (
 )
 from replicax._control_flow import traced_block
 from replicax._data import calls, files, record_blocks
+from replicax._data.base import Variant
 from replicax._data.blocks import Signature, signature
 from replicax._data.calls import call_user
 from replicax._data.composites import Composite, is_composite
 from replicax._data.compression import TFRecordOptions, opened, record_compression
-from replicax._data.dataset import Dataset, Variant, to_variant
+from replicax._data.dataset import Dataset, to_variant
 from replicax._data.elements import (
     Nested,
     Probe,
@@ -95,13 +96,14 @@ from replicax._data.elements import (
 from replicax._data.files import TFRecordDataset, TFRecordWriter
 from replicax._data.functions import ElementFunction
 from replicax._data.iterators import DatasetIterator, Optional
+from replicax._data.nodes.files import Files
 from replicax._data.options import AutotuneOptions, OptimizationOptions, ServiceOptions, ThreadingOptions
 from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
-from replicax._data.reading import FunctionSeeds, Reading, skipped, use_default_seed
+from replicax._data.reading import FunctionSeeds, Reading, use_default_seed
 from replicax._data.record_blocks import Neighbors
 from replicax._data.sources import folder_of, names_of
 from replicax._data.sparse import SparseTensor, SparseTensorSpec
-from replicax._data.specs import UNKNOWN_CARDINALITY, DatasetSpec
+from replicax._data.specs import DatasetSpec
 from replicax._engine import function as function_module
 from replicax._engine import modes
 from replicax._engine.function import Function, function, is_function

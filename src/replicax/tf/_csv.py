@@ -17,9 +17,8 @@ import jax
 import numpy as np
 
 from replicax.tf._core import (
-    UNKNOWN_CARDINALITY,
+    Files,
     InvalidArgumentError,
-    Reading,
     TensorSpec,
     Tree,
     as_dtype,
@@ -29,7 +28,6 @@ from replicax.tf._core import (
     names_of,
     opened,
     record_compression,
-    skipped,
 )
 from replicax.tf._datasets import Dataset
 from replicax.tf._features import Feature, default_of
@@ -210,13 +208,8 @@ class CsvDataset(Dataset):
                     values = form.values(fields, f"record {number} of {os.fsdecode(name)!r}")
                     yield tuple(c.array([value]).reshape(()) for c, value in zip(form.columns, values))
 
-        @skipped
-        def make(reading: Reading) -> Iterator[Tree]:
-            count, index = reading.share
-            return itertools.chain.from_iterable(map(rows, names[index::count]))
-
         spec = tuple(TensorSpec((), column.dtype) for column in form.columns)
-        self._set_up(make, lambda probe: spec, UNKNOWN_CARDINALITY, files=len(names))
+        self._begin(Files("CsvDataset", names, rows, spec))
 
 
 def _read(lines: Iterator[list[str]], source: str) -> Iterator[list[str]]:

@@ -81,9 +81,9 @@ def _arguments(element: Tree) -> tuple[Tree, ...]:
 class Draws:
     """The random numbers of one pass over a dataset: the words of each counter, without the element's number."""
 
-    def __init__(self, reading: Reading, node: FunctionSeeds):
-        reading.begin(node)  # here and not in a thread of `map`, since readings come to their nodes in order
-        self._words = functools.cache(lambda tag: reading.words(node, _random_keys.start_of(tag) if tag else None))
+    def __init__(self, reading: Reading, seeds: FunctionSeeds):
+        reading.begin(seeds)  # here and not in a thread of `map`, since readings come to their memories in order
+        self._words = functools.cache(lambda tag: reading.words(seeds, _random_keys.start_of(tag) if tag else None))
 
     def words(self, tag: Any) -> np.ndarray:
         """Returns the words with which calls of this tag begin."""
@@ -96,11 +96,11 @@ class TracedFunction(ElementFunction):
 
     together = 8
     is_of_tensors = True
-    node: FunctionSeeds
 
-    def __init__(self, role: str, function: Callable[..., Tree], with_element: bool = False):
-        super().__init__(role, function, with_element)
-        self.node = FunctionSeeds(_random_keys.global_seed())
+    def __init__(self, method: str, argument: str, function: Callable[..., Tree], with_element: bool = False):
+        super().__init__(method, argument, function, with_element)
+        self._seeds = FunctionSeeds(_random_keys.global_seed())
+        self.memories = (self._seeds,)
         self._numbers = _random_keys.OfElements()
         self._code = modes.PythonCode(function, autograph=True)
         self._code.random_numbers = self._numbers
@@ -111,7 +111,7 @@ class TracedFunction(ElementFunction):
         return functools.partial(_prepare_process, _imports.is_installed())
 
     def draws(self, reading: Reading) -> Draws:
-        return Draws(reading, self.node)
+        return Draws(reading, self._seeds)
 
     def called(self, element: Tree) -> Any:
         with _host.computing(), _on_cpu():

@@ -1,0 +1,1 @@
+"""The transformations of `Dataset`, as functions of a dataset: the class binds them as its methods."""
