@@ -5,7 +5,7 @@ The core reads `current` and never asks which front end filled it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -48,6 +48,7 @@ class Frontend:
         array_str, array_repr: the texts of arrays of strings.
         strings_are_tensors: whether a compiled function returns a string as an array of strings.
         random_numbers: the counters that checkpoints have as a part of `RandomState`.
+        note_records: is called with records that were read from a file together.
         note_part: is called with a part of a variable, the variable and the index, when a program indexes a variable.
     """
 
@@ -59,6 +60,7 @@ class Frontend:
     array_repr: Callable[[np.ndarray], str] = repr
     strings_are_tensors: bool = False
     random_numbers: RandomNumbers | None = None
+    note_records: Callable[[Sequence[bytes]], None] = lambda records: None
     note_part: Callable[[Leaf, Any, Tree], None] | None = None
 
 

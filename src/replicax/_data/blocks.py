@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import abc
-import collections
 import itertools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -56,105 +55,6 @@ class RowElements(Blocks):
     def _next_chunk(self) -> None:
         chunk = next(self._numbers)
         self._chunk, self._list, self._at = chunk, chunk.tolist(), 0
-
-
-def signature(element: Tree) -> Signature | None:
-    """Returns the signature of an element; None where it has leaves that no block can hold, such as strings."""
-    if type(element) is np.ndarray and element.dtype.hasobject:
-        return None
-    leaves, structure = flatten(element)
-    if has_composites(element) or any(isinstance(leaf, Nested) or leaf.dtype.hasobject for leaf in leaves):
-        return None
-    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-
-
-class Chunk(NamedTuple):
-    """Consecutive elements of one signature.
-
-    Attributes:
-        first: the number of the first of them in the dataset.
-        rows: a block of them.
-        size: how many there are.
-        kind: their signature.
-    """
-
-    first: int
-    rows: Tree
-    size: int
-    kind: Signature
-
-
-class Chunks(Iterator[Chunk | tuple[int, Tree]]):
-    """The elements of an iterator in chunks. Those that no block can hold come one by one, with their numbers.
-
-    An exception in place of an element comes up after the chunk before it, and does not end the iterator.
-
-    Args:
-        elements: the elements.
-        first: the number of the first of them.
-        size: how many elements of a signature are to be in a chunk; 1 for those that are to come one by one.
-        pool: has memory for chunks.
-    """
-
-    def __init__(self, elements: Iterator[Tree], first: int, size: Callable[[Signature], int], pool: Pool):
-        self._elements, self._number, self._size, self._pool = elements, first, size, pool
-        self._most = 1  # how many are asked for: as many as the elements before have in a chunk
-        self._ahead: collections.deque[Tree] = collections.deque()  # elements that were taken but not used yet
-        self._failure: Exception | None = None
-
-    def __next__(self) -> Chunk | tuple[int, Tree]:
-        if self._most > 1 and isinstance(self._elements, Blocks) and not self._ahead:
-            elements, most = self._elements, self._most
-            block, count = self._taken(lambda: elements.next_block(most))
-            kind = None if count is None else signature(row(block, 0))
-            self._most = 1 if kind is None else self._size(kind)
-            if kind is not None and self._most > 1:
-                return self._numbered(block, count, kind)
-            self._ahead.extend([block] if count is None else rows(block))
-        head = self._ahead.popleft() if self._ahead else self._taken(self._elements.__next__)
-        kind = signature(head)
-        self._most = 1 if kind is None else self._size(kind)
-        if kind is None or self._most == 1:
-            self._number += 1
-            return self._number - 1, head
-        found = [head]
-        while len(found) < self._most and self._failure is None:
-            element = self._next_of(kind)
-            if element is None:
-                break
-            found.append(element)
-        return self._numbered(stack(found, self._pool), len(found), kind)
-
-    def _numbered(self, block: Tree, count: int, kind: Signature) -> Chunk:
-        self._number += count
-        return Chunk(self._number - count, block, count, kind)
-
-    def _taken(self, take: Callable[[], Tree]) -> Tree:
-        """Returns what `take` gives; an exception counts as an element, and one that waits comes first."""
-        try:
-            if self._failure is not None:
-                failure, self._failure = self._failure, None
-                raise failure
-            return take()
-        except StopIteration:
-            raise
-        except Exception:
-            self._number += 1
-            raise
-
-    def _next_of(self, kind: Signature) -> Tree | None:
-        """Returns the next element if it has this signature; else None, and what comes in its place comes later."""
-        try:
-            element = self._ahead.popleft() if self._ahead else next(self._elements)
-        except StopIteration:
-            return None
-        except Exception as error:
-            self._failure = error
-            return None
-        if signature(element) == kind:
-            return element
-        self._ahead.appendleft(element)
-        return None
 
 
 def length(block: Tree) -> int:
@@ -213,9 +113,3 @@ def _kind(block: Tree) -> Signature | None:
     if has_composites(block) or any(isinstance(leaf, Nested) for leaf in leaves):
         return None
     return structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
-
-
-def padded(block: Tree, size: int) -> Tree:
-    """Returns a block of `size` rows, in which the last row is repeated."""
-    missing = size - length(block)
-    return block if not missing else jax.tree.map(lambda a: np.concatenate([a, *[a[-1:]] * missing]), block)

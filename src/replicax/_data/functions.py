@@ -1,18 +1,16 @@
-"""Functions of elements, as `Dataset.map` applies them: in Python for each element, or compiled for blocks of them."""
+"""Functions of elements, as `Dataset.map` applies them: here, in threads or in other processes."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
-
-import jax
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from replicax._base.host_memory import Pool
 from replicax._base.types import Tree
-from replicax._data.blocks import Blocks, Chunk, Chunks, Signature, length, padded, row, signature
+from replicax._data.blocks import Blocks, row
 from replicax._data.calls import call_name, call_on_element, explain, on_host
-from replicax._data.elements import cut, joined
+from replicax._data.elements import cut
 from replicax._data.parallel_map import ParallelMap, Threads
 from replicax._data.reading import Memory, Reading
 from replicax._data.skipping import Deferred, Recipe, Skip
@@ -22,19 +20,15 @@ from replicax._data.worker_processes import Processes, job_of, nothing
 _R = TypeVar("_R")
 
 
-class BlockProgram(Protocol):
-    """A compiled function of blocks of `size` elements of one signature."""
+class Item(NamedTuple):
+    """An element with its number in the dataset."""
 
-    size: int
+    number: int
+    element: Tree
 
-    def __call__(self, block: Tree, first: int, draws: Any) -> Tree:
-        """Returns the results as a block.
 
-        Args:
-            block: `size` elements.
-            first: the number of the first of them in the dataset.
-            draws: what `ElementFunction.draws` gave.
-        """
+# The results of a function: one with None, or several as a block with their number.
+Results: TypeAlias = Iterator[tuple[Tree, int | None]]
 
 
 class ElementFunction:
@@ -89,26 +83,41 @@ class ElementFunction:
         """Returns what the calls of a reading need for their random numbers."""
         return None
 
-    def program(self, kind: Signature) -> BlockProgram | None:
-        """Returns the function compiled for elements of this signature, None where it runs in Python."""
-        return None
-
     def spec_of(self, element: Tree) -> Tree:
         """Returns the spec of the function of an element."""
         return host_spec(self(element))
 
     def of_one(self, element: Tree, number: int, draws: Any) -> Tree:
-        """Returns the function of one element, bit for bit as within a block."""
-        kind = signature(element)
-        program = None if kind is None else self.program(kind)
-        if program is None:
-            try:
-                return self(element, number, draws)
-            except Exception as error:
-                explain(error, self.name, number)
-                raise
-        block = jax.tree.map(lambda a: a[None], element)
-        return row(program(padded(block, program.size), number, draws), 0)
+        """Return the function of one element; an exception names the element."""
+        try:
+            return self(element, number, draws)
+        except Exception as error:
+            explain(error, self.name, number)
+            raise
+
+    def results(self, elements: Iterator[Tree], start: int, draws: Any, options: MapOptions) -> Results:
+        """Return the function of each element; `start` is the number of the first of them."""
+
+        def compute(item: Item) -> tuple[Tree, None]:
+            return self.of_one(item.element, item.number, draws), None
+
+        return self.compute_each(compute, Numbered(elements, start), draws, options)
+
+    def compute_each(
+        self, compute: Callable[[Any], tuple[Tree, int | None]], items: Iterator[Any], draws: Any, options: MapOptions
+    ) -> Results:
+        """Return `compute` of each item, called in threads or processes if they are asked for."""
+        if options.threads is None:
+            return map(compute, items)
+        elsewhere = None
+        if self.processes is not None:
+            self.processes.begin()
+            elsewhere = _Elsewhere(self, self.processes, draws, compute)
+        return in_threads(compute, items, options.threads, options.in_order, self.together, elsewhere)
+
+    def may_go_elsewhere(self, element: Tree) -> bool:
+        """Return whether other processes may compute the function of an element."""
+        return True
 
 
 class MapOptions(NamedTuple):
@@ -131,60 +140,47 @@ def map_elements(
     """Return the function of each element; `start` is the number of the first of them."""
     if reading.probing:
         return map(function, elements)
-    return MappedElements(function, function.draws(reading), elements, start, options)
+    return MappedElements(function.results(elements, start, function.draws(reading), options))
 
 
 def map_recipes(
     function: ElementFunction, reading: Reading, skip: Skip, recipes: Iterator[Recipe], options: MapOptions
 ) -> Iterator[Recipe]:
     """Return recipes for the function of each element, given recipes for the elements."""
-    draws, numbered = function.draws(reading), _Counted(recipes)
+    draws, items = function.draws(reading), Numbered(recipes, 0)
 
-    def defer(recipe: Recipe) -> Recipe:
-        number = numbered.count - 1
-        return lambda: function.of_one(recipe(), number, draws)
+    def defer(item: Item) -> Recipe:
+        return lambda: function.of_one(item.element(), item.number, draws)
 
-    def rest(elements: Iterator[Tree]) -> Iterator[Tree]:
-        return MappedElements(function, draws, elements, numbered.count, options)
+    def rest(inputs: Iterator[Item]) -> Iterator[Tree]:
+        elements = map(_make, inputs)
+        return MappedElements(function.results(elements, items.count, draws, options))
 
-    return Deferred(skip, numbered, defer, rest)
+    return Deferred(skip, items, defer, rest)
 
 
-class _Counted(Iterator[Recipe]):
-    """The same recipes; `count` is the number of those that were taken, and of exceptions in place of one."""
+def _make(item: Item) -> Tree:
+    return item.element()
 
-    def __init__(self, recipes: Iterator[Recipe]):
-        self._recipes, self.count = recipes, 0
 
-    def __next__(self) -> Recipe:
+class Numbered(Iterator[Item]):
+    """Elements with their numbers from `count` on; an exception in place of an element counts too."""
+
+    def __init__(self, elements: Iterator[Tree], count: int):
+        self._elements, self.count = elements, count
+
+    def __next__(self) -> Item:
         self.count += 1
-        return next(self._recipes)
+        return Item(self.count - 1, next(self._elements))
 
 
 class MappedElements(Blocks):
-    """The function of each element. Where it is compiled, blocks of elements are computed at once."""
+    """The results of a function, one by one or as blocks."""
 
-    def __init__(
-        self, function: ElementFunction, draws: Any, elements: Iterator[Tree], start: int, options: MapOptions
-    ):
-        threads, in_order, ahead = options
+    def __init__(self, results: Results):
+        self._results = results
         self._block: Tree = None  # results that were computed and not taken yet
         self._at = self._count = 0
-
-        def size(kind: Signature) -> int:
-            program = function.program(kind) if ahead else None
-            return 1 if program is None else program.size
-
-        computed = functools.partial(_computed, function, draws)
-        chunks = Chunks(elements, start, size, function.pool)
-        if threads is None:
-            self._results: Iterator[tuple[Tree, int | None]] = map(computed, chunks)
-        else:
-            elsewhere = None
-            if function.processes is not None:
-                function.processes.begin()
-                elsewhere = _Elsewhere(function, function.processes, draws, computed)
-            self._results = in_threads(computed, chunks, threads, in_order, function.together, elsewhere)
 
     def __next__(self) -> Tree:
         found, count = self.next_block(1)
@@ -237,7 +233,7 @@ def _groups(items: Iterator[Any], size: Callable[[int], int]) -> Iterator[list[t
             except Exception as error:
                 group.append((None, error))
                 break
-            if isinstance(group[-1][0], Chunk):
+            if not isinstance(group[-1][0], Item):  # several elements
                 break
         taken += len(group)
         if group:
@@ -257,10 +253,7 @@ def _of_group(
 
 
 class _Elsewhere:
-    """A function of groups that other processes call: see `parallel_map.Elsewhere`.
-
-    What is compiled here is computed here: it leaves Python's lock, and a process would compile it on its own.
-    """
+    """A function of groups that other processes call: see `parallel_map.Elsewhere`."""
 
     def __init__(self, function: ElementFunction, processes: Processes, draws: Any, here: Callable[[Any], Any]):
         self._function, self._processes, self._draws, self._here = function, processes, draws, here
@@ -280,14 +273,11 @@ class _Elsewhere:
         return self._processes.together
 
     def _goes(self, item: Any, error: Exception | None) -> bool:
-        if error is not None or isinstance(item, Chunk):
-            return False
-        kind = signature(item[1])
-        return kind is None or self._function.program(kind) is None
+        return error is None and isinstance(item, Item) and self._function.may_go_elsewhere(item.element)
 
     def __call__(self, group: list[tuple[Any, Exception | None]]) -> list[tuple[Any, Exception | None]]:
         goes = [self._goes(*member) for member in group]
-        elements = [item for (item, _), there in zip(group, goes) if there]
+        elements = [tuple(item) for (item, _), there in zip(group, goes) if there]
         results = self._processes.call(self._draws, elements) if elements else []
         is_lost = results is None  # the elements are computed here, which says nothing about the function
         answers = iter([None] * len(elements) if results is None else results)
@@ -325,18 +315,3 @@ class _Each(Iterator[Any]):
             finally:
                 del error, found  # its traceback holds this frame: a cycle, which would keep the iterator
         return result
-
-
-def _computed(function: ElementFunction, draws: Any, chunk: Chunk | tuple[int, Tree]) -> tuple[Tree, int | None]:
-    """Returns the function of a chunk as a block and the number of its rows; None for a single element."""
-    if not isinstance(chunk, Chunk):
-        number, element = chunk
-        return function.of_one(element, number, draws), None
-    program = function.program(chunk.kind)
-    assert program is not None
-    blocks = []
-    for begin in range(0, chunk.size, program.size):
-        part = cut(chunk.rows, begin, begin + program.size)
-        results = program(padded(part, program.size), chunk.first + begin, draws)
-        blocks.append(cut(results, 0, length(part)))
-    return joined(blocks, function.pool), chunk.size

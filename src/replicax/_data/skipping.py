@@ -11,13 +11,15 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from replicax._base import doc_pages, tracebacks
 from replicax._base.types import Tree
 
 # The number of elements from which on a message says what makes them all again.
 MANY = 10_000
+
+_T = TypeVar("_T")
 
 Recipe: TypeAlias = Callable[[], Tree]
 
@@ -62,24 +64,24 @@ class Skip:
         return map(operator.call, itertools.chain.from_iterable(parts()))
 
 
-class Deferred(Iterator[Recipe]):
-    """Recipes of a node, made of those of its input. Once the skip is over, `rest` makes the elements.
+class Deferred(Iterator[Recipe], Generic[_T]):
+    """Recipes of a node, made of what its input gives. Once the skip is over, `rest` makes the elements.
 
     An exception in place of a recipe does not end the iterator.
 
     Args:
         skip: the skipping.
-        inputs: the recipes of the input.
-        defer: returns the recipe of an element, given the recipe of the input's element.
-        rest: returns the elements after the skipped ones, given those of the input.
+        inputs: what the input gives, such as recipes.
+        defer: makes a recipe of it.
+        rest: makes the elements after the skipped ones of the rest of `inputs`.
     """
 
     def __init__(
         self,
         skip: Skip,
-        inputs: Iterator[Recipe],
-        defer: Callable[[Recipe], Recipe],
-        rest: Callable[[Iterator[Tree]], Iterator[Tree]],
+        inputs: Iterator[_T],
+        defer: Callable[[_T], Recipe],
+        rest: Callable[[Iterator[_T]], Iterator[Tree]],
     ):
         self._skip, self._inputs, self._defer, self._rest = skip, inputs, defer, rest
         self._elements: Iterator[Tree] | None = None
@@ -88,7 +90,7 @@ class Deferred(Iterator[Recipe]):
         if self._skip.on:
             return self._defer(next(self._inputs))
         if self._elements is None:
-            self._elements = self._rest(map(operator.call, self._inputs))
+            self._elements = self._rest(self._inputs)
         return ready(next(self._elements))
 
 

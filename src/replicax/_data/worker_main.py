@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from replicax._base import frontend
 from replicax._base.types import Leaf, Tree
-from replicax._data import composites, process_link, record_blocks
+from replicax._data import composites, process_link
 from replicax._data.by_value import pickled
 from replicax._data.elements import flatten, stack
 from replicax._data.process_link import Link, Lost
@@ -152,7 +153,7 @@ def _note_records(elements: Sequence[Tree]) -> None:
     """Notes strings that were handed over together, so that they are parsed together."""
     strings = [e.item() for e in elements if type(e) is np.ndarray and e.dtype.hasobject and not e.ndim]
     if len(strings) > 1 and all(isinstance(string, bytes) for string in strings):
-        record_blocks.note(strings)
+        frontend.current.note_records(strings)
 
 
 def main(link: int, memory: int) -> None:

@@ -75,11 +75,11 @@ from replicax._collectives.cross_device_ops import (
     ReductionToOneDevice,
 )
 from replicax._control_flow import traced_block
-from replicax._data import calls, files, record_blocks
+from replicax._data import calls, files
 from replicax._data.base import Variant
-from replicax._data.blocks import Signature, signature
+from replicax._data.blocks import Blocks, Signature, length, row, rows
 from replicax._data.calls import call_user
-from replicax._data.composites import Composite, is_composite
+from replicax._data.composites import Composite, has_composites, is_composite
 from replicax._data.compression import TFRecordOptions, opened, record_compression
 from replicax._data.dataset import Dataset, to_variant
 from replicax._data.elements import (
@@ -90,17 +90,21 @@ from replicax._data.elements import (
     as_numpy,
     as_strings,
     as_tensor,
+    cut,
     flatten,
+    joined,
+    stack,
     tensors_of,
 )
 from replicax._data.files import TFRecordDataset, TFRecordWriter
-from replicax._data.functions import ElementFunction
+from replicax._data.functions import ElementFunction, Item, MapOptions, Results
 from replicax._data.iterators import DatasetIterator, Optional
 from replicax._data.nodes.files import Files
+from replicax._data.nodes.node import Node, node_of
 from replicax._data.options import AutotuneOptions, OptimizationOptions, ServiceOptions, ThreadingOptions
 from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
 from replicax._data.reading import FunctionSeeds, Reading, use_default_seed
-from replicax._data.record_blocks import Neighbors
+from replicax._data.skipping import Recipe, Skip
 from replicax._data.sources import folder_of, names_of
 from replicax._data.sparse import SparseTensor, SparseTensorSpec
 from replicax._data.specs import DatasetSpec
@@ -141,7 +145,6 @@ from replicax._variables.variable import Variable
 if TYPE_CHECKING:
     from replicax import cluster_resolver, coordinator, tpu, train
     from replicax._control_flow import cond_and_loops
-    from replicax._data.cardinality import assert_cardinality
     from replicax._parameter_server import scheduling
     from replicax._parameter_server.server import Server
     from replicax._saved_model import loading, saving
@@ -157,7 +160,6 @@ _LATER: dict[str, tuple[str, str | None]] = {
     "tpu": ("replicax.tpu", None),
     "train": ("replicax.train", None),
     "cond_and_loops": ("replicax._control_flow.cond_and_loops", None),
-    "assert_cardinality": ("replicax._data.cardinality", "assert_cardinality"),
     "scheduling": ("replicax._parameter_server.scheduling", None),
     "Server": ("replicax._parameter_server.server", "Server"),
     "loading": ("replicax._saved_model.loading", None),

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
+from replicax.tf._cardinality import assert_cardinality
 from replicax.tf._core import (
     AutotuneOptions,
     DatasetIterator,
@@ -22,7 +23,6 @@ from replicax.tf._core import (
     ServiceOptions,
     ThreadingOptions,
     Tree,
-    assert_cardinality,
     data,
 )
 from replicax.tf._datasets import Dataset

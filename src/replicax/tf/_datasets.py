@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from replicax.tf import _host, _imports, _random_keys
+from replicax.tf._block_functions import BlockFunction, signature
 from replicax.tf._core import (
     ElementFunction,
     FunctionSeeds,
@@ -41,7 +42,6 @@ from replicax.tf._core import (
     frames,
     jax_internals,
     modes,
-    signature,
 )
 from replicax.tf._ops import convert_to_tensor
 
@@ -91,7 +91,7 @@ class Draws:
         return found
 
 
-class TracedFunction(ElementFunction):
+class TracedFunction(BlockFunction):
     """A user's function of elements, compiled where it can be."""
 
     together = 8

@@ -8,7 +8,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from replicax.tf import _wire
-from replicax.tf._core import InvalidArgumentError, Neighbors, TensorShape, as_dtype
+from replicax.tf._core import InvalidArgumentError, TensorShape, as_dtype
+from replicax.tf._record_blocks import Neighbors
 from replicax.tf._types import DTypeLike, TensorLike
 
 _DTYPES: dict[int, np.dtype] = {

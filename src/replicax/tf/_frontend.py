@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replicax.tf import _dtypes, _texts, _variable_slices
+from replicax.tf import _dtypes, _record_blocks, _texts, _variable_slices
 from replicax.tf._core import frontend, tracebacks
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def install() -> None:
             array_repr=_texts.tensor_repr,
             strings_are_tensors=True,
             random_numbers=_RandomNumbers(),
+            note_records=_record_blocks.note,
             note_part=_variable_slices.note_part,
         )
     )

@@ -9,7 +9,7 @@ from typing import NoReturn, TypeAlias
 import jax
 import numpy as np
 
-from replicax.tf import _features, _host, _wire, _wire_values
+from replicax.tf import _features, _host, _record_blocks, _wire, _wire_values
 from replicax.tf._core import (
     InvalidArgumentError,
     Probe,
@@ -18,7 +18,6 @@ from replicax.tf._core import (
     TensorShape,
     as_dtype,
     as_tensor,
-    record_blocks,
     tensors_of,
 )
 from replicax.tf._features import Feature, Plan
@@ -92,7 +91,7 @@ def _of_neighbors(plan: Plan, records: Sequence[bytes]) -> tuple[ParsedRows, int
         if len(plan.dense) < len(plan.features):  # their sizes are not known
             return None
         size = sum(dense.size * _features.dtype_of(dense.kind).itemsize for dense in plan.dense.values())
-        neighbors = plan.neighbors = record_blocks.Neighbors(functools.partial(_dense_rows, plan), size)
+        neighbors = plan.neighbors = _record_blocks.Neighbors(functools.partial(_dense_rows, plan), size)
     found = neighbors.of(*records)
     return None if found is None or found[0] is None else found
 
@@ -107,7 +106,7 @@ def _dense_rows(plan: Plan, records: Sequence[bytes]) -> ParsedRows | None:
 
 
 # How many records of a batch are parsed with their neighbors: to parse more takes as little time for each.
-_SMALL = record_blocks.GROUP // 4
+_SMALL = _record_blocks.GROUP // 4
 
 # The plans of the last calls: most programs pass the same features again and again.
 _plans: dict[tuple[object, ...], Plan] = {}

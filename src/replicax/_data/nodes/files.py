@@ -16,11 +16,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from replicax._base import frontend
 from replicax._base.crc32c import extending, masked
 from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorSpec
 from replicax._base.types import Tree
-from replicax._data import record_blocks
 from replicax._data.blocks import Blocks
 from replicax._data.compression import opened
 from replicax._data.nodes.node import Node, after_skip
@@ -41,11 +41,9 @@ class Files(Node):
     """The elements that a function reads from each of several files, in the order of the files."""
 
     def __init__(self, name: str, names: Sequence[bytes], read_file: Callable[[bytes], Iterator[Tree]], spec: Tree):
-        super().__init__(f"{name}({len(names)} file{'s' if len(names) != 1 else ''})", files=len(names))
-        self._names, self._read_file, self._file_spec = names, read_file, spec
-
-    def find_spec(self, may_call: bool) -> Tree:
-        return self._file_spec
+        text = f"{name}({len(names)} file{'s' if len(names) != 1 else ''})"
+        super().__init__(text, files=len(names), spec=spec)
+        self._names, self._read_file = names, read_file
 
     def share(self, reading: Reading) -> Sequence[bytes]:
         """Return the names of the files that belong to a reading."""
@@ -233,7 +231,7 @@ def _whole_records(file: BinaryIO, path: bytes, place: int, least: int = _CHUNK)
         bad = wrong(data, heads, 8)
         bad[: len(records)] |= wrong(data, ends[:-1] + 12, np.diff(ends) - 16)
         sound = int(bad.argmax()) if bad.any() else len(records)
-        record_blocks.note(records)
+        frontend.current.note_records(records)
         if sound:
             yield records[:sound]
         if bad.any():

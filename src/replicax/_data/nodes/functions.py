@@ -16,7 +16,7 @@ from replicax._data.calls import as_bool, as_tensors
 from replicax._data.composite_rows import RaggedRow, RaggedRowSpec, filled
 from replicax._data.elements import Probe, host_structure
 from replicax._data.functions import ElementFunction, MapOptions, map_elements, map_recipes
-from replicax._data.nodes.node import Arrangement, Node, NodeOwner, Read, Replayed, first_spec, node_of
+from replicax._data.nodes.node import Arrangement, Node, NodeOwner, Read, Replayed, first_spec, node_of, spec_of_first
 from replicax._data.ragged import RaggedTensor
 from replicax._data.reading import Reading
 from replicax._data.skipping import Recipe, Skip
@@ -116,8 +116,7 @@ class Scan(Replayed):
         super().__init__(function.name, [source], source.cardinality)
         self._first, self._function = as_tensors(initial_state), function
 
-    def find_spec(self, may_call: bool) -> Tree:
-        return first_spec(self) if may_call else None
+    find_spec = spec_of_first
 
     def read_all(self, reading: Reading) -> Iterator[Tree]:
         state = self._first
@@ -149,8 +148,7 @@ class Interleave(Arrangement):
         super().__init__(function.name, [source])
         self._function, self._cycle, self._block = function, cycle, block
 
-    def find_spec(self, may_call: bool) -> Tree:
-        return first_spec(self) if may_call else None
+    find_spec = spec_of_first
 
     def arrange(self, reading: Reading, read: Read) -> Iterator[Tree]:
         def opened(element: Tree) -> Iterator[Tree]:

@@ -14,7 +14,7 @@ from replicax._base.types import Leaf, Tree
 from replicax._data.elements import as_host, flatten, positive
 from replicax._data.functions import ElementFunction, MapOptions, map_elements
 from replicax._data.nodes.functions import MakeDataset, node_returned_by
-from replicax._data.nodes.node import Node, Replayed, first_spec
+from replicax._data.nodes.node import Node, Replayed, spec_of_first
 from replicax._data.reading import Reading, Seeds
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, DatasetSpec
 
@@ -73,8 +73,7 @@ class GroupByWindow(Replayed):
         super().__init__(of_window.name, [source])
         self._of_key, self._of_window, self._size_of, self._make_dataset = of_key, of_window, size_of, make_dataset
 
-    def find_spec(self, may_call: bool) -> Tree:
-        return first_spec(self) if may_call else None
+    find_spec = spec_of_first
 
     def read_all(self, reading: Reading) -> Iterator[Tree]:
         groups: dict[int, list[Tree]] = {}

@@ -35,8 +35,8 @@ class Unsure(NamedTuple):
 class Node(abc.ABC):
     """A source of elements, or a transformation of the elements of its inputs.
 
-    A subclass implements `read`, and `spec_of` or `find_spec`. If it can leave out elements without making them, it
-    implements `read_recipes` as well.
+    A subclass implements `read` and, unless `spec` is given, `spec_of` or `find_spec`. If it can leave out elements
+    without making them, it implements `read_recipes` as well.
 
     Args:
         name: what `print(dataset)` shows, such as `batch(4)`.
@@ -45,6 +45,7 @@ class Node(abc.ABC):
         memories: those of this node alone.
         files: the number of files that it reads, which may be divided among workers; by default, of the first input.
         unsure: why another reading may give other elements; by default, why those of the inputs may.
+        spec: the spec of the elements, if it is known from the beginning.
 
     Attributes:
         batch_size: the number of rows of an element, where specs do not show it.
@@ -65,6 +66,7 @@ class Node(abc.ABC):
         memories: Iterable[Memory] = (),
         files: int | None = None,
         unsure: Iterable[Unsure] = (),
+        spec: Tree = None,
     ):
         self.name, self.inputs, self.cardinality = name, tuple(inputs), cardinality
         inherited = itertools.chain.from_iterable(node.memories for node in self.inputs)
@@ -73,7 +75,7 @@ class Node(abc.ABC):
         of_inputs = itertools.chain.from_iterable(node.unsure for node in self.inputs)
         self.unsure: tuple[Unsure, ...] = tuple(dict.fromkeys((*of_inputs, *unsure)))
         self.origin = origin()
-        self._spec: Tree = None
+        self._spec = spec
 
     @property
     def input(self) -> Node:
@@ -228,6 +230,11 @@ class NodeOwner(Nested):
 def node_of(dataset: NodeOwner) -> Node:
     """Return the last node of a dataset."""
     return dataset._node
+
+
+def spec_of_first(node: Node, may_call: bool) -> Tree:
+    """Return the spec that the first element shows, if it may be made: the `find_spec` of some nodes."""
+    return first_spec(node) if may_call else None
 
 
 def first_spec(node: Node) -> Tree:

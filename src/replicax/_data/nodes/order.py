@@ -5,12 +5,12 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import operator
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import numpy as np
 
-from replicax._base.errors import FailedPreconditionError
 from replicax._base.types import Tree
 from replicax._data.nodes.node import Arrangement, Node, Read, Reordered, reordered
 from replicax._data.prefetch import Prefetched
@@ -236,36 +236,7 @@ class Prefetch(Node):
         return Prefetched(functools.partial(self.input.iterate, reading, start), self._size)
 
     def read_recipes(self, reading: Reading, skip: Skip) -> Iterator[Recipe]:
-        def ahead(elements: Iterator[Tree]) -> Iterator[Tree]:
-            return Prefetched(lambda: elements, self._size)
+        def ahead(recipes: Iterator[Recipe]) -> Iterator[Tree]:
+            return Prefetched(lambda: map(operator.call, recipes), self._size)
 
         return Deferred(skip, self.input.recipes(reading, skip), lambda recipe: recipe, ahead)
-
-
-class AssertCardinality(Node):
-    """The same elements; an error if there are others than `expected`, a number or INFINITE_CARDINALITY."""
-
-    def __init__(self, source: Node, expected: int):
-        super().__init__(f"assert_cardinality({expected})", [source], expected)
-        self._expected, self.batch_size = expected, source.batch_size
-
-    def read(self, reading: Reading, start: int) -> Iterator[Tree]:
-        return self._counted(self.input.iterate(reading, start), start)
-
-    def read_recipes(self, reading: Reading, skip: Skip) -> Iterator[Recipe]:
-        return self._counted(self.input.recipes(reading, skip), 0)
-
-    def _counted(self, elements: Iterator[_T], count: int) -> Iterator[_T]:
-        for element in elements:
-            count += 1
-            if 0 <= self._expected < count:
-                raise self._failure(f"at least {count}")
-            yield element
-        if count != self._expected:
-            raise self._failure(f"only {count}")
-
-    def _failure(self, found: str) -> FailedPreconditionError:
-        wanted = "an infinite number of" if self._expected == INFINITE_CARDINALITY else str(self._expected)
-        return FailedPreconditionError(
-            f"Input dataset was expected to contain {wanted} elements but contained {found} elements."
-        )

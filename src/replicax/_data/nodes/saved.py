@@ -39,11 +39,8 @@ class SavedPart(Replayed):
     """The elements of one part of a saved dataset."""
 
     def __init__(self, saved: SavedDataset, part: int, spec: Tree):
-        super().__init__("load", cardinality=saved.parts[part])
+        super().__init__("load", cardinality=saved.parts[part], spec=spec)
         self._saved, self._part, self._saved_spec = saved, part, spec
-
-    def find_spec(self, may_call: bool) -> Tree:
-        return self._saved_spec
 
     def read_all(self, reading: Reading) -> Iterator[Tree]:
         return self._saved.elements(self._part, self._saved_spec)

@@ -16,22 +16,19 @@ from replicax._base.types import Tree
 from replicax._data.calls import call_name, call_user
 from replicax._data.composite_rows import RaggedRow, RaggedRowSpec
 from replicax._data.elements import as_host, host_structure, structure_of
-from replicax._data.nodes.node import Node, Replayed, Unsure, first_spec
+from replicax._data.nodes.node import Node, Replayed, Unsure, spec_of_first
 from replicax._data.reading import Reading, Seeds
 from replicax._data.rows import CHUNK, Rows, plain_rows
 from replicax._data.skipping import Recipe, Skip, ready
-from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from replicax._data.specs import INFINITE_CARDINALITY
 
 
 class Items(Node):
     """Elements that are there already, in a list."""
 
     def __init__(self, name: str, items: Sequence[Tree], spec: Tree):
-        super().__init__(name, cardinality=len(items))
-        self._items, self._item_spec = items, spec
-
-    def find_spec(self, may_call: bool) -> Tree:
-        return self._item_spec
+        super().__init__(name, cardinality=len(items), spec=spec)
+        self._items = items
 
     def read(self, reading: Reading, start: int) -> Iterator[Tree]:
         return itertools.islice(self._items, start, None)
@@ -46,11 +43,8 @@ class RowSource(Node):
     rows: Rows
 
     def __init__(self, name: str, rows: Rows, spec: Tree, cardinality: int):
-        super().__init__(name, cardinality=cardinality)
-        self.rows, self._row_spec = rows, spec
-
-    def find_spec(self, may_call: bool) -> Tree:
-        return self._row_spec
+        super().__init__(name, cardinality=cardinality, spec=spec)
+        self.rows = rows
 
     def read(self, reading: Reading, start: int) -> Iterator[Tree]:
         return self.rows.elements(reading, start)
@@ -66,11 +60,9 @@ class RandomNumbers(Node):
     """Random numbers of 32 bits, without end."""
 
     def __init__(self, seeds: Seeds):
-        super().__init__("random", cardinality=INFINITE_CARDINALITY, memories=[seeds])
+        spec = TensorSpec((), np.int64)
+        super().__init__("random", cardinality=INFINITE_CARDINALITY, memories=[seeds], spec=spec)
         self._seeds = seeds
-
-    def find_spec(self, may_call: bool) -> Tree:
-        return TensorSpec((), np.int64)
 
     def _numbers(self, reading: Reading) -> Iterator[np.int64]:
         generator = reading.generator(self._seeds)
@@ -88,11 +80,8 @@ class FileNames(Node):
     """The names of files, of which each worker may get a share."""
 
     def __init__(self, name: str, names: Sequence[bytes]):
-        super().__init__(name, cardinality=len(names), files=len(names))
+        super().__init__(name, cardinality=len(names), files=len(names), spec=TensorSpec((), np.object_))
         self._names = names
-
-    def find_spec(self, may_call: bool) -> Tree:
-        return TensorSpec((), np.object_)
 
     def read(self, reading: Reading, start: int) -> Iterator[Tree]:
         count, index = reading.share
@@ -113,11 +102,10 @@ class Generated(Replayed):
 
     def __init__(self, generator: Callable[..., Iterable[Tree]], arguments: Sequence[Tree], spec: Tree):
         unsure = Unsure(f"the generator {shown(generator)}", origin())
-        super().__init__(call_name("from_generator", generator), cardinality=UNKNOWN_CARDINALITY, unsure=[unsure])
+        super().__init__(call_name("from_generator", generator), unsure=[unsure], spec=spec)
         self._generator, self._arguments, self._declared = generator, arguments, spec
 
-    def find_spec(self, may_call: bool) -> Tree:
-        return first_spec(self) if self._declared is None and may_call else self._declared
+    find_spec = spec_of_first
 
     def read_all(self, reading: Reading) -> Iterator[Tree]:
         yield from reading.guarded(map(self._host, self._values()))
