@@ -6,6 +6,10 @@ The records have 10 to 40 features, a third each of floats, integers and strings
 They are read from a TFRecord file, and parsed in batches by `parse_example`, or one by one by `parse_single_example`,
 on both sides by the same program. The sides take turns; the table has the best of the rounds, their ratio, and the
 ratio of the CPU time for a record: TensorFlow parses a batch in several threads.
+
+    python benchmarks/records.py --messages               # `parse_example` beside the classes of protobuf
+
+compares the time of a batch with that of parsing each record as a message, whose values then become arrays.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from pathlib import Path
 
 import numpy as np
@@ -81,12 +86,39 @@ def side(module: str, folder: Path, features: list[int]) -> None:
         print(json.dumps(rates), flush=True)
 
 
+def messages(counts: list[int]) -> None:
+    """Prints the time of `parse_example` for batches in memory, and of protobuf's own parser."""
+    tf = importlib.import_module("replicax.tf")
+    lists = {tf.float32: "float_list", tf.int64: "int64_list", tf.string: "bytes_list"}
+
+    def parse(records, fixed):
+        features = [tf.train.Example.FromString(record).features.feature for record in records]
+        return {
+            key: np.array([getattr(own[key], lists[feature.dtype]).value for own in features], feature.dtype)
+            for key, feature in fixed.items()
+        }
+
+    print(f"{'microseconds a batch of 128':40} {'replicax':>10} {'protobuf':>10}")
+    for count in counts:
+        with tempfile.TemporaryDirectory() as folder:
+            write(tf, path := Path(folder) / "records", count)
+            records = [bytes(record) for record in tf.data.TFRecordDataset(str(path)).take(128).as_numpy_iterator()]
+        fixed = {name(j): tf.io.FixedLenFeature([], (tf.float32, tf.int64, tf.string)[j % 3]) for j in range(count)}
+        batch = np.array(records, object)
+        ours = min(timeit.repeat(lambda: tf.io.parse_example(batch, fixed), number=20, repeat=7)) / 20  # noqa: B023
+        theirs = min(timeit.repeat(lambda: parse(records, fixed), number=5, repeat=7)) / 5  # noqa: B023
+        print(f"{f'{count} features':40} {ours * 1e6:10,.0f} {theirs * 1e6:10,.0f} {theirs / ours:5.1f} x")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tensorflow", help="an interpreter that has TensorFlow")
     parser.add_argument("--features", type=int, nargs="+", default=FEATURES, help="how many features records have")
     parser.add_argument("--side", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--messages", action="store_true", help="compare with the classes of protobuf")
     options = parser.parse_args()
+    if options.messages:
+        return messages(options.features)
     if options.side:
         return side(options.side[0], Path(options.side[1]), [int(count) for count in options.side[2:]])
     with tempfile.TemporaryDirectory() as folder:

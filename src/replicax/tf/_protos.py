@@ -12,6 +12,7 @@ from replicax.tf._core import doc_pages
 
 try:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf.message import DecodeError as DecodeError
 except ImportError as error:
     raise ImportError(
         f"tf.train.Example and other messages need protobuf: {doc_pages.install('data')}.", name="google.protobuf"
@@ -37,7 +38,12 @@ _MESSAGES = {
         17 uint64* uint64_val""",
 }
 _PACKAGE = "tensorflow"
+# The classes, which are made below.
+BytesList: Any
 Example: Any
+Feature: Any
+FeatureList: Any
+SequenceExample: Any
 TensorProto: Any
 _Field = descriptor_pb2.FieldDescriptorProto
 

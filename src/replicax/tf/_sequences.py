@@ -6,15 +6,20 @@ features, one for each step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from replicax.tf import _features, _parse, _wire, _wire_values
+from replicax.tf import _features, _parse, _wire
 from replicax.tf._core import InvalidArgumentError, RaggedTensor, SparseTensor, TensorShape, as_tensor
 from replicax.tf._types import Composed, DTypeLike, TensorLike
 
+if TYPE_CHECKING:
+    from replicax.tf import _protos
+
+_Lists: TypeAlias = "Mapping[str, _protos.FeatureList]"
 _Features: TypeAlias = "Mapping[str, _features.Feature] | None"
 
 
@@ -72,7 +77,7 @@ def _parsed(
         raise ValueError("Missing features: give context_features or sequence_features.")
     found = _parse.parsed(_parse.plan_of(context), records, alone) if context else {}
     values, lengths = dict[str, Composed](), dict[str, Composed]()
-    lists = [_lists_of(record, sequences) for record in records] if sequences else []
+    lists = [_lists_of(record) for record in records] if sequences else []
     for key, feature in (sequences or {}).items():
         sequence = _Sequence(key, feature, lists, alone)
         if isinstance(feature, _features.FixedLenSequenceFeature):
@@ -87,57 +92,51 @@ def _parsed(
     return found, values, lengths
 
 
-_Steps: TypeAlias = "list[tuple[int, Any]]"  # of each step, the kind and the values
+def _lists_of(record: bytes) -> _Lists:
+    """Return the feature lists of a record, by key."""
+    from replicax.tf import _protos
 
-
-def _lists_of(record: bytes, wanted: Mapping[str, _features.Feature]) -> dict[str, _Steps]:
-    """Returns the steps of a record's feature lists, by key."""
-    names = {getattr(feature, "value_key", None) or key for key, feature in wanted.items()}
-    found: dict[str, _Steps] = {}
     try:
-        for number, wire, begin, end in _wire.fields(record, 0, len(record)):
-            if number != 2 or wire != 2:
-                continue
-            for name, start, stop in _wire.entries(record, begin, end):
-                if (key := name.decode()) in names:
-                    spans = _wire.fields(record, start, stop)
-                    found[key] = [_wire.feature_values(record, a, b) for n, how, a, b in spans if (n, how) == (1, 2)]
-    except (ValueError, IndexError) as error:
+        return _protos.SequenceExample.FromString(record).feature_lists.feature_list  # type: ignore[no-any-return]
+    except _protos.DecodeError as error:
         raise _parse.damaged(record) from error
-    return found
 
 
 class _Sequence:
     """A feature list of all records: how many steps each has, how many values each step has, and the values."""
 
-    def __init__(self, key: str, feature: _features.Feature, lists: list[dict[str, _Steps]], alone: bool):
+    def __init__(self, key: str, feature: _features.Feature, lists: list[_Lists], alone: bool):
         self.key, self._alone = getattr(feature, "value_key", None) or key, alone
         kind = _features.kind_of(feature.dtype)
-        needed = isinstance(feature, _features.FixedLenSequenceFeature) and not feature.allow_missing
-        values: list[Any] = []
-        for found in lists:
-            if needed and self.key not in found:
-                raise InvalidArgumentError(
-                    f"Name: <unknown>, Feature list '{self.key}' is required but could not be found.  Did you mean to "
-                    "include it in feature_list_dense_missing_assumed_empty or feature_list_dense_defaults? (Pass "
-                    "allow_missing=True.)"
-                )
-            for index, (own, part) in enumerate(found.get(self.key, ())):
-                if own not in (0, kind):
-                    raise InvalidArgumentError(
-                        f"Name: <unknown>, Feature list: {self.key}, Index: {index}.  Data types don't match. Expected "
-                        f"type: {_features.TYPE_NAMES[kind]}"
-                    )
-                values.append(part if own else ([] if kind == _wire.BYTES else b""))
-        self.steps = np.array([len(found.get(self.key, ())) for found in lists], np.int64)
-        if kind == _wire.BYTES:
-            self.values = _features.default_of([x for part in values for x in part], kind)
-            self.counts = np.array(list(map(len, values)), np.int64)
-        else:
-            stops = np.array(list(map(len, values)), np.intp).cumsum()
-            starts = np.concatenate([stops[:0], [0], stops[:-1]]) if len(stops) else stops
-            decode = _wire_values.floats if kind == _wire.FLOAT else _wire_values.integers
-            self.values, self.counts = decode(b"".join([*values, bytes(16)]), starts, stops)
+        if isinstance(feature, _features.FixedLenSequenceFeature) and not feature.allow_missing:
+            self._require(lists)
+        steps = [lists_of_record[self.key].feature if self.key in lists_of_record else () for lists_of_record in lists]
+        parts = [
+            self._values(step, kind, index) for steps_of_record in steps for index, step in enumerate(steps_of_record)
+        ]
+        self.steps = np.array(list(map(len, steps)), np.int64)
+        self.counts = np.array(list(map(len, parts)), np.int64)
+        self.values = _features.default_of(list(itertools.chain.from_iterable(parts)), kind)
+
+    def _require(self, lists: list[_Lists]) -> None:
+        if not all(self.key in lists_of_record for lists_of_record in lists):
+            raise InvalidArgumentError(
+                f"Name: <unknown>, Feature list '{self.key}' is required but could not be found.  Did you mean to "
+                "include it in feature_list_dense_missing_assumed_empty or feature_list_dense_defaults? (Pass "
+                "allow_missing=True.)"
+            )
+
+    def _values(self, step: _protos.Feature, kind: int, index: int) -> Sequence[bytes | float]:
+        name = step.WhichOneof("kind")
+        if name is None:
+            return ()
+        if name != _wire.LISTS[kind]:
+            raise InvalidArgumentError(
+                f"Name: <unknown>, Feature list: {self.key}, Index: {index}.  Data types don't match. Expected "
+                f"type: {_features.TYPE_NAMES[kind]}"
+            )
+        values: Sequence[bytes | float] = getattr(step, name).value
+        return values
 
     def dense(self, feature: _features.FixedLenSequenceFeature) -> np.ndarray:
         """Returns the values `[records, steps, *shape]`, padded with zeros or empty strings."""

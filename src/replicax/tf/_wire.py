@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 BYTES, FLOAT, INT64 = 1, 2, 3  # the numbers of the lists among the fields of `Feature`
+LISTS = "", "bytes_list", "float_list", "int64_list"  # their names
 _PAST = bytes(16)  # behind the last record: what is cut off is seen when positions are compared
 _LAYOUTS = 32  # how many layouts of different sizes the records of a batch are tried with
 
@@ -105,14 +106,11 @@ def fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int, 
         start = end
 
 
-def _messages(data: bytes, start: int, stop: int, number: int) -> Iterator[tuple[int, int]]:
-    """Yields the spans of the messages, or bytes, that are the field of this number."""
-    return ((begin, end) for n, wire, begin, end in fields(data, start, stop) if n == number and wire == 2)
-
-
-def entries(data: bytes, start: int, stop: int, number: int = 1) -> Iterator[tuple[bytes, int, int]]:
-    """Yields the key, and the span of the value, of each entry of a map that is the field of this number."""
-    for begin, end in _messages(data, start, stop, number):
+def entries(data: bytes, start: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yields the key, and the span of the value, of each entry of a map that is the first field."""
+    for number, how, begin, end in fields(data, start, stop):
+        if number != 1 or how != 2:
+            continue
         key, place = b"", (end, end)
         for n, wire, first, last in fields(data, begin, end):
             if n == 1 and wire == 2:
@@ -120,20 +118,6 @@ def entries(data: bytes, start: int, stop: int, number: int = 1) -> Iterator[tup
             elif n == 2 and wire == 2:
                 place = first, last
         yield key, *place
-
-
-def feature_values(data: bytes, start: int, stop: int) -> tuple[int, list[bytes] | bytes]:
-    """Returns the kind of a feature, and its values: a list of bytes, or packed floats or integers as bytes."""
-    kind, parts = 0, list[bytes]()
-    for number, wire, begin, end in fields(data, start, stop):
-        if wire != 2 or number not in (BYTES, FLOAT, INT64):
-            continue
-        if number != kind:  # the last alternative counts
-            kind, parts = number, []
-        for n, how, first, last in fields(data, begin, end):
-            if n == 1 and how in ((2,), (2, 5), (2, 0))[number - 1]:
-                parts.append(data[first:last])
-    return kind, parts if kind == BYTES else b"".join(parts)
 
 
 def _number(value: int) -> bytes:
@@ -145,13 +129,25 @@ def _number(value: int) -> bytes:
     return bytes(out)
 
 
-def example_features(data: bytes) -> dict[bytes, tuple[int, list[bytes] | bytes]]:
-    """Returns what `feature_values` does for each feature of an example; raises ValueError or IndexError."""
-    return {
-        name: feature_values(data, start, stop)
-        for begin, end in _messages(data, 0, len(data), 1)
-        for name, start, stop in entries(data, begin, end)
-    }
+def example_features(data: bytes) -> Iterator[tuple[str, int, bytes]]:
+    """Yields the name of each feature of an example, its kind, and the packed numbers or the fields of its list.
+
+    Raises:
+        ValueError: the data are no example.
+    """
+    from replicax.tf import _protos
+
+    try:
+        features = _protos.Example.FromString(data).features.feature
+    except _protos.DecodeError as error:
+        raise ValueError(str(error)) from error
+    for name, feature in features.items():
+        if (kind := feature.WhichOneof("kind")) is None:
+            yield name, 0, b""
+            continue
+        content: bytes = getattr(feature, kind).SerializeToString()
+        number = LISTS.index(kind)
+        yield name, number, content if number == BYTES or not content else content[varint(content, 1)[1] :]
 
 
 # --- many records ----------------------------------------------------------------------------------------------------
@@ -298,17 +294,14 @@ class _Search:
         for record in np.flatnonzero(self.unusual).tolist():
             self.kinds[:, record] = -1
             try:
-                found = example_features(self.records[record])
-            except (ValueError, IndexError) as error:
+                found = list(example_features(self.records[record]))
+            except ValueError as error:
                 raise WireError(record) from error
-            for name, (kind, values) in found.items():
-                if (number := self.numbers.get(name)) is None:
-                    continue
-                if isinstance(values, list):
-                    values = b"".join(b"\n" + _number(len(part)) + part for part in values)
-                more.append(values)
-                self.kinds[number, record], self.places[:, number, record] = kind, (size, size + len(values))
-                size += len(values)
+            for name, kind, values in found:
+                if (number := self.numbers.get(name.encode())) is not None:
+                    more.append(values)
+                    self.kinds[number, record], self.places[:, number, record] = kind, (size, size + len(values))
+                    size += len(values)
         return Spans(b"".join([*more, _PAST]) if len(more) > 1 else self.bytes, self.kinds, *self.places)
 
     def _layout_of(self, record: int, otherwise: _Layout) -> _Layout:

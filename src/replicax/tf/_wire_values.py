@@ -5,9 +5,11 @@ Most features have one short value in each record. Those take a few operations o
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
-from replicax.tf._wire import BYTES, FLOAT, INT64, sizes_at, words_of
+from replicax.tf._wire import BYTES, FLOAT, INT64, words_of
 
 _GOES_ON = np.uint64(0x8080808080808080)  # the bits which say that a number has another byte
 _INSIDE = np.array([(1 << 8 * length) - 1 for length in range(9)], np.uint64)  # the bits of so many bytes
@@ -102,23 +104,14 @@ def integers(data: bytes, starts: np.ndarray, stops: np.ndarray) -> tuple[np.nda
 
 def strings(data: bytes, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the strings of all spans one after the other, and how many each has."""
-    view = np.frombuffer(data, np.uint8)
-    counts = np.zeros(len(starts), np.intp)
-    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    number, place = np.flatnonzero(starts < stops), starts[starts < stops]
-    while len(number):
-        size, written = sizes_at(view, place + 1)
-        begin = place + 1 + written
-        place = begin + size
-        if (view.take(begin - 1 - written) != 10).any() or (place > stops[number]).any():
-            raise ValueError("a list of bytes has other fields")
-        found.append((number, begin, place))
-        counts[number] += 1
-        number, place = number[more := place < stops[number]], place[more]
-    if not found:
-        return np.empty(0, object), counts
-    number, begin, end = found[0] if len(found) == 1 else map(np.concatenate, zip(*found))
-    if len(found) > 1:
-        order = np.argsort(number, kind="stable")
-        begin, end = begin[order], end[order]
-    return _between(data, begin, end), counts
+    from replicax.tf import _protos
+
+    parse = _protos.BytesList.FromString
+    try:
+        lists = [parse(data[i:j]).value for i, j in zip(starts.tolist(), stops.tolist())]
+    except _protos.DecodeError as error:
+        raise ValueError("a list of bytes has other fields") from error
+    counts = np.fromiter(map(len, lists), np.intp, len(lists))
+    values = np.empty(int(counts.sum()), object)
+    values[:] = list(itertools.chain.from_iterable(lists))
+    return values, counts
