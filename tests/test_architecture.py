@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
-from test_layers import PACKAGES
+from module_state import state_of
+from test_layers import GRAPH, PACKAGES
 
 from replicax._strategies.replicated import MirroringExtended, ReplicatedExtended
 
@@ -32,6 +34,57 @@ WALKS = {walk.split("\n", 1)[0]: rows(walk) for walk in section("Seven walks").s
 def test_the_table_of_packages_has_all_of_them_in_their_order():
     named = [name.strip("`") for name, _ in rows(section("The packages"))]
     assert [name for name in named if name in PACKAGES] == list(PACKAGES)
+
+
+def test_the_table_of_state_has_all_that_modules_keep():
+    listed = set()
+    for _, where, why in rows(section("What a process keeps")):
+        assert why
+        for group in where.split("; "):
+            module, names = group.split(": ")
+            listed |= {f"{module.strip('`')}.{name}" for name in re.findall(r"`(\w+)`", names)}
+    kept = state_of(GRAPH.trees)
+    assert kept == listed, (
+        "The table under 'What a process keeps' in docs/explanation/architecture.md differs from the source. Not "
+        f"listed: {sorted(kept - listed)}; gone: {sorted(listed - kept)}. Rather give new state to an object."
+    )
+
+
+def test_state_of_modules_is_found():
+    source = """
+        import functools
+        LIMITS, constant = {"a": 1}, ("a",)
+        count = 0
+        known = {}
+
+        class Counter:
+            def add(self): self.n += 1
+
+        class Point:
+            def __init__(self): self.x = 1
+
+        counter = Counter()
+        point = Point()
+        listed = []
+
+        @functools.cache
+        def cached(x): return LIMITS[x]
+
+        def change():
+            global count
+            count += 1
+            listed.append(1)
+            known["a"] = 2
+            local = []
+            local.append(1)
+        """
+    trees = {
+        "package.one": ast.parse(textwrap.dedent(source)),
+        "two": ast.parse("def f():\n    one.far.add(1)\nfar = []"),
+    }
+    trees["three.one"] = ast.parse("far: set[int] = set()")
+    found = {"package.one." + name for name in ("count", "counter", "listed", "cached", "known")}
+    assert state_of(trees) == found | {"three.one.far"}
 
 
 def test_there_are_seven_walks():

@@ -1,16 +1,15 @@
-"""The ambient state of a thread: one record, of which each slot says what it holds.
+"""The ambient state of a thread, in one record with documented slots.
 
-Nothing else in replicax keeps state for a thread or a context. There are two sorts of slots:
+No other module of replicax keeps state for a thread or a context. The record has two sorts of slots:
 
-- A slot of the *thread* holds in one thread alone, as JAX's current trace does.
-- A slot of the *context* is a context variable (`contextvars`). Tasks of asyncio take it over, and so do threads that
-  run in a copied context, such as those of `asyncio.to_thread`.
+- A slot of the *thread* holds in one thread alone, like JAX's current trace.
+- A slot of the *context* is a context variable (`contextvars`). It passes to asyncio's tasks and to threads that run in
+  a copied context, for example by `asyncio.to_thread`.
 
-A thread that replicax starts takes over what it needs in one call, see `inherit`. It never takes over the stacks of
-frames, contexts, tapes and readers, which describe the calls that run in their own thread, nor memory that one thread
-uses at a time.
+A thread that replicax starts takes over its part of the state in one call, see `inherit`. The stacks of frames,
+contexts, tapes and readers stay behind, because they describe calls of one thread, and so does its scratch memory.
 
-A slot is named where its owner reads it; the types of slots whose classes are in packages above this one are in words.
+The classes of most values are in packages above this one, so comments name the types.
 """
 
 from __future__ import annotations
@@ -50,16 +49,16 @@ class _OfContext(Generic[_T]):
 
 
 class ThreadState(threading.local):
-    """The slots. Each thread sees its own values; those that it has not set are the defaults."""
+    """The slots. Each thread sees its own values, which are the defaults at first."""
 
     def __init__(self) -> None:
         # Stacks, the innermost last.
-        self.frames: list[Any] = []  # `Frame`s in which variables are read and written; below them is the global one
+        self.frames: list[Any] = []  # `Frame`s that read and write variables; the global one is below them
         self.contexts: list[tuple[Any, Any]] = []  # strategies that are current, each with its `ReplicaContext` or None
         self.trace_caches: list[Any] = []  # scopes of JAX's caches, see `_tracing.trace_caches`
-        self.readers: list[Any] = []  # functions that give what is being traced the elements of datasets
+        self.readers: list[Any] = []  # functions that give a trace the elements of datasets
         self.tapes: list[Any] = []  # gradient tapes that are entered
-        self.undefined: list[Any] = []  # `Undefined` variables that a loop being traced is to define
+        self.undefined: list[Any] = []  # `Undefined` variables that a traced loop will define
 
     # Strategies, tracing and compiling.
     default_context: tuple[Any, Any] | None = None  # the strategy of `experimental_set_strategy`, and None
@@ -69,7 +68,7 @@ class ThreadState(threading.local):
     negated: tuple[Any, object] = (None, None)  # the last tensor that `not` returned in converted code, and its operand
     callbacks = 0  # how many functions that compiled programs call back are running, one inside of the other
     driven: Any = None  # the `PythonCode` that the host drives: `strategy.run` compiles by itself in it
-    replica_function: Any = None  # the function that such a `strategy.run` compiles
+    replica_function: Any = None  # the function that a `strategy.run` in it compiles
     no_creation = False  # whether a new variable is an error
     compiling: Any = None  # the `Compiling` of the program that is being compiled
     assumes_cudnn = False  # whether programs are traced for GPUs with cuDNN that are not there
@@ -78,18 +77,18 @@ class ThreadState(threading.local):
     # Variables that are made or restored.
     names: tuple[str, ...] = ()  # the name scopes
     creators: tuple[tuple[Any, Any], ...] = ()  # creators of variables, each after the strategy that was current then
-    beside: Any = None  # a nest of the variables whose optimizer's state is made
-    rule_name: str | None = None  # what partition rules call new variables, in place of their names
+    beside: Any = None  # a nest of variables, while the state of their optimizer is made
+    rule_name: str | None = None  # the name of new variables for partition rules
     restores = False  # whether this thread gives restored values to objects
 
     # Datasets.
-    advancing: tuple[Any, ...] = ()  # locks of the iterators for which this thread makes an element
-    worker: int | None = None  # the worker of a cluster with parameter servers whose iterators they are
+    advancing: tuple[Any, ...] = ()  # locks of the iterators that this thread advances
+    worker: int | None = None  # their worker, in a cluster with parameter servers
     reads_ahead = False  # whether this thread only makes elements ahead of their use
     handed: tuple[Sequence[Any], Sequence[np.ndarray]] = (), ()  # tensors that a function was given last, as arrays too
 
     # Other libraries.
-    keras_strategy: Any = None  # the strategy of the model whose loop runs
+    keras_strategy: Any = None  # the strategy of the model, while its loop runs
     keras_eagerly = False  # whether the steps of that loop run eagerly
     keras_own_state: Any = None  # the aggregation of a new variable of Keras that each replica has for itself
     keras_saves_by_all = False  # whether a callback of Keras saves, in all workers
@@ -97,12 +96,12 @@ class ThreadState(threading.local):
 
     # Front ends.
     on_host = False  # whether operations compute with NumPy
-    draws: Any = None  # the random numbers of the element of a dataset for which a function runs
+    draws: Any = None  # the random numbers of a dataset's element, while a function computes it
     scratch: np.ndarray | None = None  # memory that a call uses and gives back
 
     # The context.
     undo_logs = _OfContext[tuple[Any, ...]](())  # `UndoLog`s of the variables that are written
-    running = _OfContext[Any](None)  # the `Running` Python code of a compiled function, traced or as it is
+    running = _OfContext[Any](None)  # the `Running` Python code of a compiled function, traced or eager
     rehearses = _OfContext(False)  # whether functions run eagerly, for the variables that they make
     for_one_device = _OfContext(False)  # whether functions are traced for a model that one device runs
     assigns_alike = _OfContext(False)  # whether all replicas assign the same to variables without an aggregation
@@ -113,7 +112,7 @@ current = ThreadState()
 
 
 class entered:
-    """A context in which slots of this thread have these values: `entered(autograph=True)`."""
+    """A context that sets slots of this thread: `entered(autograph=True)`."""
 
     def __init__(self, **values: Any):
         self._values = values  # inside of the context, the values before
@@ -129,7 +128,7 @@ class entered:
             setattr(current, name, value)
 
 
-# What a thread that makes elements takes over, and a thread that takes part in a call besides.
+# The slots for a thread that makes elements, and for a thread that takes part in a call.
 _OF_INPUT = "advancing", "worker"
 _OF_CALL = *_OF_INPUT, "names", "creators"
 
@@ -144,11 +143,11 @@ _SETTINGS = {
 
 
 class inherit:
-    """What threads that this one starts take over of its state; `inherit().run(function)` is called in each.
+    """The state that new threads take over from this one; each of them calls `inherit().run(function)`.
 
-    A thread that takes part in a call, and ends before it, takes over the context, JAX's settings, the scopes of names
-    and the creators of variables. A thread that `outlives` the call only makes elements of datasets: it takes over for
-    which iterators.
+    A thread that takes part in a call, and ends before it, takes over the context, JAX's settings, the name scopes, the
+    creators of variables, and the iterators that this thread advances. A thread that `outlives` the call makes elements
+    of datasets, and takes over those iterators alone.
     """
 
     def __init__(self, outlives: bool = False):
