@@ -40,6 +40,7 @@ DICTATED = {
     "replicax._strategies.strategy.Strategy": "distribute.Strategy",
     "replicax._values.errors.NotATensor": "operators",
     "replicax._values.operators.ArrayOperators": "operators",
+    "replicax._variables.interface.Interface": "Variable",
     "replicax._variables.variable.Variable": "Variable",
     "replicax.tf._host.HostTensor": "Tensor",
     "replicax.tf._test_case.TestCase": "test.TestCase",
@@ -95,6 +96,7 @@ def class_figures() -> tuple[Figures, dict[str, int]]:
 
 def classes() -> Iterator[type]:
     """Import every module of replicax and yield the classes, also those inside of classes."""
+    sys.path.insert(0, str(SOURCE.parent))
     package = importlib.import_module("replicax")
     for module in pkgutil.walk_packages(package.__path__, "replicax."):
         if module.name not in IN_TENSORFLOWS_PYTHON and not module.name.endswith("__main__"):

@@ -134,7 +134,7 @@ class PytreeLeaf:
         variable, storage = found
         with frames.lock:
             leaves = storage.read()
-        return {names: _to_host(leaf, copy) for names, leaf in _keyed(variable._of_leaves(leaves)).items()}
+        return {names: _to_host(leaf, copy) for names, leaf in _keyed(variable._signature.unflatten(leaves)).items()}
 
     def write_replicas(self, arrays: dict[Names, np.ndarray]) -> None:
         """Replaces the arrays of all replicas, if there are as many as those of `read_replicas` had."""
@@ -142,7 +142,7 @@ class PytreeLeaf:
             return
         variable, storage = found
         with frames.lock:
-            old = _keyed(variable._of_leaves(storage.read()))
+            old = _keyed(variable._signature.unflatten(storage.read()))
             if all(names in arrays and arrays[names].shape == leaf.shape for names, leaf in old.items()):
                 storage.write([_from_host(arrays[names], leaf) for names, leaf in old.items()])
 
@@ -157,10 +157,14 @@ class VariableLeaf(PytreeLeaf):
 
     def types(self) -> dict[Names, jax.ShapeDtypeStruct]:
         # Not from the value, for which the workers may have to come together.
-        return {names: _stored_type(kind) for names, kind in _keyed(self.owner._of_leaves(self.owner._types)).items()}
+        return {names: _stored_type(kind) for names, kind in self._keyed_types().items()}
+
+    def _keyed_types(self) -> dict[Names, jax.ShapeDtypeStruct]:
+        signature = self.owner._signature
+        return _keyed(signature.unflatten(signature.types))
 
     def write(self, arrays: dict[Names, np.ndarray]) -> None:
-        types = _keyed(self.owner._of_leaves(self.owner._types))
+        types = self._keyed_types()
         if any(_is_key(kind.dtype) for kind in types.values()):
             super().write(arrays)
         else:

@@ -178,8 +178,8 @@ class _Held:
         elif self.of_replica is None or not variable._storage.home.has_rows(0) or self._in_replica():
             variable.assign(value, read_value=False)
         else:
-            variable._be_settled()
-            (value,), mesh = variable._convert(value), variable._mesh
+            variable._settle()
+            (value,), mesh = variable._signature.convert_components("assign", value), variable._mesh
             assert mesh is not None
             traced = isinstance(frame, frames.TraceFrame)
             rows = [self.of_replica(value, i) for i in (range(mesh.size) if traced else mesh.local_ids)]

@@ -54,7 +54,7 @@ def initial_state(init: Callable[[Tree], Tree], variables: Tree, cut: bool, divi
         if variable._late is not False:
             deferred_restore.settle(variable)
     if planning.are_abstract():
-        values = nest.map_values(lambda v: v._of_leaves(v._types), variables)
+        values = nest.map_values(lambda v: v._signature.unflatten(v._types), variables)
         kinds, tree = jax.tree.flatten(jax.eval_shape(init, values))
         return InitialState(kinds, kinds, tree)
     with frames.lock:
@@ -63,7 +63,7 @@ def initial_state(init: Callable[[Tree], Tree], variables: Tree, cut: bool, divi
             return None
         device, mesh = place
         # Unlike `value()`, this does not lend the arrays: the program keeps none of them.
-        values = nest.map_values(lambda v: v._of_leaves(v._storage.read()), variables)
+        values = nest.map_values(lambda v: v._signature.unflatten(v._storage.read()), variables)
         with jax.default_device(device):
             program = state = None
             with contextlib.suppress(Exception):  # it needs concrete values, or fails with them too and says why

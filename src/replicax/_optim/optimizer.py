@@ -350,7 +350,7 @@ class Optimizer:
         update = functools.partial(self._new_values, extra_args=extra_args)
         closed, (_, after) = jax.make_jaxpr(update, return_shape=True)(
             jax.tree.unflatten(tree, wide),
-            sharded_state._of_leaves(kinds),
+            sharded_state._signature.unflatten(kinds),
             jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]),
         )
         if jax.tree.structure(after) != sharded_state._treedef:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, cast
@@ -11,14 +12,13 @@ import numpy as np
 from jax import lax
 
 from replicax._base import jax_internals, planning
-from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import Leaf, Tree
 from replicax._parameter_server.arrays import of_kind
 from replicax._parameter_server.places import Part, Place
 from replicax._parameter_server.servers import Servers
 from replicax._tracing import frames
 from replicax._tracing.state import State
-from replicax._values import Mirrored, PerReplica
+from replicax._variables.combine import SCATTER
 from replicax._variables.homes import Home
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.storage import Leaves, Storage, Types
@@ -147,23 +147,17 @@ class ServedVariable(ResourceVariable):
     def _update(self, method: str, value: Tree, read_value: bool) -> Tree:
         if _is_traced():
             return super()._update(method, value, read_value)
-        if isinstance(value, Variable):
-            value = value.value()
-        if isinstance(value, (PerReplica, Mirrored)):
-            raise TypeError(f"{self.name} takes one value, got a {type(value).__name__} value.")
-        leaves = self._as_leaves(value)
-        frames.refuse_tracers(leaves)
+        argument = self._signature.convert(method, value)
+        if method in SCATTER:
+            (rows,) = argument
+            frames.note(cast(State, self))
+            servers, (place,) = self._storage.cluster.servers, self._storage.places
+            servers.scatter(method, place, np.asarray(rows.indices), np.asarray(rows.values))
+            return self.value() if read_value else None
+        frames.refuse_tracers(argument)
         frames.note(cast(State, self))
-        new = self._storage.combine(method, leaves, read_value)
-        return self._of_leaves(new) if read_value else None
-
-    def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
-        if _is_traced():
-            return super()._update_slices(method, slices)
-        ids, rows = np.asarray(slices.indices), np.asarray(slices.values)
-        frames.note(cast(State, self))
-        self._storage.cluster.servers.scatter(method, self._storage.places[0], ids, rows)
-        return self.value()
+        new = self._storage.combine(method, argument, read_value)
+        return self._signature.unflatten(new) if read_value else None
 
 
 class ShardedVariable(ServedVariable):
@@ -208,8 +202,9 @@ class PartVariable(ServedVariable):
         self.__dict__.update({name: value for name, value in whole.__dict__.items() if name not in _OWN})
         place = whole._storage.places[0]
         part = place.part(number)
-        self._whole, self._start, self._types = whole, place.parts[number].start, [part.kind]
+        self._whole, self._start = whole, place.parts[number].start
         self._name = f"{whole._name}/part_{number}"
+        self._signature = dataclasses.replace(whole._signature, name=self.name, types=[part.kind])
         self._storage = ServedStorage(self.name, self._types, whole._cluster, [part])
         return self
 

@@ -79,7 +79,7 @@ class Concrete(NamedTuple):
         for variable in self.written:
             count = len(jax.tree.leaves(variable.shape, is_leaf=lambda shape: isinstance(shape, tuple)))
             new, outputs = outputs[:count], outputs[count:]
-            variable.assign(variable._of_leaves(new), read_value=False)
+            variable.assign(variable._signature.unflatten(new), read_value=False)
         return structures.mapped(lambda leaf: _result(leaf, outputs), self.results)
 
 

@@ -40,7 +40,7 @@ from replicax._tracing import context as _context
 from replicax._tracing.context import StrategyLike
 from replicax._values import Kind, ReplicaMesh
 from replicax._variables import creators
-from replicax._variables.distributed import _Distributed
+from replicax._variables.distributed import DistributedVariable
 from replicax._variables.homes import Divided
 from replicax._variables.variable import Variable
 
@@ -490,7 +490,7 @@ def _shown_to_creators(variable: Variable, kwargs: dict[str, Tree]) -> Variable:
     They see each component of a variable that has components. Of any other they see the variable itself, and may
     replace it.
     """
-    if not isinstance(variable, _Distributed):
+    if not isinstance(variable, DistributedVariable):
         seen: Variable = creators.through_creators(_returning(variable), components=True)(**kwargs)
         return seen
     for component in variable.values:

@@ -51,7 +51,7 @@ from replicax._values import (
     select,
 )
 from replicax._variables import layouts
-from replicax._variables.distributed import MirroredVariable, SyncOnReadVariable, _Distributed
+from replicax._variables.distributed import DistributedVariable, MirroredVariable, SyncOnReadVariable
 from replicax._variables.homes import Divided
 from replicax._variables.variable import Variable
 
@@ -234,7 +234,7 @@ class MirroringExtended(ReplicatedExtended):
             yield
 
     def _update(self, var: Tree, fn: Callable[..., Tree], args: Args, kwargs: Kwargs, group: bool) -> Tree:
-        assert isinstance(var, _Distributed) and var._strategy is self._container, (
+        assert isinstance(var, DistributedVariable) and var._strategy is self._container, (
             f"update takes a variable made in the strategy's scope, got {var!r}."
         )
         merged = _update_components(self._container, self._reducer, var, fn, args, kwargs)
@@ -268,7 +268,7 @@ def _component_of(index: int) -> Callable[[Leaf], Leaf]:
 def _update_components(
     strategy: StrategyLike,
     reducer: Reducer,
-    var: _Distributed,
+    var: DistributedVariable,
     fn: Callable[..., Tree],
     args: Args,
     kwargs: Kwargs,

@@ -69,8 +69,9 @@ class State(TapedVariable, Protocol):
 
     _changed: bool
     _changed_by_input: bool
-    _types: list[jax.ShapeDtypeStruct]
 
+    @property
+    def _types(self) -> list[jax.ShapeDtypeStruct]: ...
     @property
     def name(self) -> str: ...
     @property

@@ -57,8 +57,8 @@ class Record(NamedTuple):
 class TapedVariable(Protocol):
     """What tapes need of a variable; its class has the mark `_replicax_variable`."""
 
-    _treedef: jax.tree_util.PyTreeDef
-
+    @property
+    def _treedef(self) -> jax.tree_util.PyTreeDef: ...
     @property
     def trainable(self) -> bool: ...
 

@@ -7,7 +7,6 @@ there to their devices and put the new ones back themselves, so that XLA can do 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,13 +14,13 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from replicax._base import jax_internals, thread_state
-from replicax._base.types import Tree, VariableAggregation
+from replicax._base.types import Leaf, Tree, VariableAggregation
 from replicax._collectives.arithmetic import first_component
 from replicax._tracing import context, frames
 from replicax._values import AXIS, ReplicaMesh
 from replicax._variables.as_leaves import refuse_split
+from replicax._variables.combine import SCATTER
 from replicax._variables.distributed import OfReplicas
-from replicax._variables.homes import Converted
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.storage import CentralStorage, Leaves
 from replicax._variables.vector_homes import constrained
@@ -140,9 +139,11 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
     _read = _get
 
     def _update(self, method: str, value: Tree, read_value: bool) -> Tree:
-        self._check_strategy()
-        if not self._in_own_replica():
-            new = self._apply(method, self._whole_leaves(value))
+        if method in SCATTER:
+            return super()._update(method, value, read_value)
+        self._replicas.check_scope()
+        if not self._replicas.is_inside():
+            new = self._write(method, self._signature.convert_first(value))
         elif self._aggregation is VariableAggregation.NONE and not thread_state.current.assigns_alike:
             raise ValueError(
                 f"You must specify an aggregation method to update a {type(self).__name__} in Replica Context. You can "
@@ -151,18 +152,15 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
                 f"`ONLY_FIRST_REPLICA`. The variable is {self.name}."
             )
         else:
-            if self._aggregation is VariableAggregation.NONE:
-                value = self._of_leaves(self._convert(value))  # Keras's variables are no values of a replica's
-            new = self._update_aggregated(method, value)
-        return self._of_leaves(new) if read_value else None
+            if self._aggregation is VariableAggregation.NONE:  # Keras's variables do not belong to a replica
+                value = self._signature.unflatten(self._signature.convert_components(method, value))
+            new = self._aggregate(method, value)
+        return self._signature.unflatten(new) if read_value else None
 
-    def _merge_update(self, strategy: context.StrategyLike, method: str, value: Tree) -> Leaves:
-        super()._merge_update(strategy, method, value)
+    def _merge(self, strategy: context.StrategyLike, method: str, value: Tree) -> Leaves:
+        super()._merge(strategy, method, value)
         # Of their own identity: one value for all replicas, while what they read later is each one's.
         return [lax.optimization_barrier(x) if isinstance(x, jax.core.Tracer) else x for x in self._get()]
 
-    def _apply(self, method: str, leaves: Sequence[Converted]) -> Leaves:
-        with frames.lock:
-            new = self._combined(method, [first_component(leaf) for leaf in leaves])
-            self._put(new)
-        return new
+    def _write(self, method: str, leaves: list[Leaf]) -> Leaves:
+        return super()._write(method, [first_component(leaf) for leaf in leaves])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -11,112 +11,95 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax._base import array_conversion, errors, nest
-from replicax._base.indexed_slices import IndexedSlices
+from replicax._base import array_conversion
 from replicax._base.thread_state import current
 from replicax._base.types import Leaf, ReduceOp, Tree, VariableAggregation, VariableSynchronization
 from replicax._collectives import arithmetic
 from replicax._collectives.reducer import Reducer
-from replicax._tracing import context, frames
+from replicax._tracing import context, frames, lost_values
 from replicax._values import (
     DistributedValues,
     Mirrored,
     PerReplica,
     ReplicaMesh,
-    global_array,
-    is_whole,
-    mesh_of,
-    traced_component,
 )
 from replicax._variables import assigned_alike, deferred_restore
 from replicax._variables.as_leaves import ARRAY, convert_leaf, refuse_split
 from replicax._variables.assigned_alike import CopiesMayDiffer, MayDiffer
-from replicax._variables.combine import combined
-from replicax._variables.homes import Converted, Divided
+from replicax._variables.combine import SCATTER, combine
+from replicax._variables.homes import Divided
 from replicax._variables.layouts import LayoutsOf, paths_and_types
+from replicax._variables.replicas import Replicas
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.storage import ComponentStorage, Leaves, MirroredStorage, StackedStorage
 from replicax._variables.variable import Variable
 
 _T = TypeVar("_T")
 _NONE = VariableAggregation.NONE
+_NOT_ADDED = ("scatter_update", "scatter_max", "scatter_min")  # methods that do nothing sensible with a sum of rows
 
 
 class OfReplicas(Variable):
-    """A variable of a strategy with replicas, which may combine what they assign."""
+    """A variable of a strategy with replicas, which may combine the values that they assign."""
 
     _mesh: ReplicaMesh
 
     def __init__(self, *args: Any, strategy: context.StrategyLike, reducer: Reducer, **kwargs: Any):
-        self._strategy, self._reducer, self._mesh = strategy, reducer, reducer.mesh
+        self._strategy, self._mesh, self._replicas = strategy, reducer.mesh, Replicas(strategy, reducer)
         super().__init__(*args, **kwargs)
-
-    def _in_own_replica(self) -> bool:
-        replica_context = context.get_replica_context()
-        return replica_context is not None and replica_context.strategy is self._strategy
-
-    def _check_strategy(self) -> None:
-        current = context.get_strategy()
-        if context.has_strategy() and current is not self._strategy:
-            raise errors.mixing(current, self._strategy)
 
     def _assign_parts(self, method: str, value: jax.Array) -> Tree:
         combines = self._aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN)
-        if combines and self._synchronization is not VariableSynchronization.ON_READ and self._in_own_replica():
+        if combines and self._synchronization is not VariableSynchronization.ON_READ and self._replicas.is_inside():
             raise NotImplementedError(
                 f"{method} is not supported in replicas for a variable with the aggregation {self._aggregation}, which "
                 f"would combine the parts that are not written too. Use scatter_add of {self.name}, or assign outside "
                 "of `run`."
             )
-        return super()._assign_parts(method, value)
+        return self.assign(value)
 
-    def _merged(self, merge_fn: Callable[..., _T], method: str, value: Tree) -> _T:
-        """Meets the other replicas, in replica context, and calls `merge_fn(strategy, method, value)` for all."""
-        replica_context = context.get_replica_context()
-        assert replica_context is not None
-        result: _T = replica_context._merge(merge_fn, (method, value), {}, (method, self._name, id(self)))
-        return result
-
-    def _whole_leaves(self, value: Tree) -> Leaves:
-        """Returns one value for all replicas as leaves, the first component of what is distributed."""
-        return self._as_leaves(
-            value.value() if isinstance(value, Variable) else nest.map_structure(arithmetic.first_component, value)
-        )
-
-    def _update_aggregated(self, method: str, value: Tree) -> Leaves:
-        """Meets the other replicas, in replica context, and assigns what all replicas' values come to."""
-        if isinstance(value, (np.ndarray, np.number)) and frames.is_tracing():
-            # Each replica's own, such as its number of rows.
+    def _aggregate(self, method: str, value: Tree) -> Leaves:
+        """Meet the other replicas, in replica context, and update with the aggregate of all their values."""
+        if method in SCATTER:
+            if method in _NOT_ADDED and self._aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
+                raise NotImplementedError(
+                    f"{method} is only supported for mirrored variable (variable created within certain "
+                    "`tf.distribute.Strategy` scope) with NONE or `ONLY_FIRST_REPLICA` aggregation, got: "
+                    f"{self._aggregation}."
+                )
+            value = self._signature.convert_rows(method, value)
+        elif isinstance(value, (np.ndarray, np.number)) and frames.is_tracing():
+            # Each replica has its own, such as its number of rows.
             value = lax.optimization_barrier(array_conversion.as_array(value))
-        return self._merged(self._merge_update, method, value)
+        elif isinstance(value, SyncOnReadVariable):  # each replica has its own value, in one object for all
+            value = value.value()
+        return self._replicas.meet(self._merge, method, value, (method, self._name, id(self)))
 
-    def _merge_update(self, strategy: context.StrategyLike, method: str, value: Tree) -> Leaves:
-        """Reduces the replicas' values, in cross-replica context, and updates every component."""
-        leaves = [value] if self._treedef == ARRAY else jax.tree.leaves(value, is_leaf=nest.is_leaf)
-        if self._reducer.mesh.lone:  # a Python number is this replica's component, of the variable's dtype
-            leaves = [
-                convert_leaf(x, t, self.name) if isinstance(x, int | float) else x for x, t in zip(leaves, self._types)
-            ]
-        # Without an aggregation it comes here where all assign the same.
+    def _merge(self, strategy: context.StrategyLike, method: str, value: Tree) -> Leaves:
+        """Aggregate the replicas' values, in cross-replica context, and write; return what each replica gets."""
+        reducer, signature = self._replicas.reducer, self._signature
+        # Without an aggregation all replicas assign the same.
         aggregation = VariableAggregation.ONLY_FIRST_REPLICA if self._aggregation is _NONE else self._aggregation
-        combined = [self._reducer.aggregate(aggregation, leaf) for leaf in leaves]
-        converted = [
-            leaf if isinstance(leaf, (PerReplica, Mirrored)) else convert_leaf(leaf, kind, self.name)
-            for leaf, kind in zip(combined, self._types)
-        ]
-        self._apply(method, converted)
-        return []  # what was assigned is read by each replica
+        if method in SCATTER:
+            self._write(method, [reducer.aggregate(aggregation, value)])
+            return []
+        leaves = signature.flatten(value)
+        if reducer.mesh.lone:  # a Python number is this replica's component, of the variable's dtype
+            leaves = [
+                convert_leaf(leaf, kind, self.name) if isinstance(leaf, int | float) else leaf
+                for leaf, kind in zip(leaves, self._types)
+            ]
+        total = signature.unflatten([reducer.aggregate(aggregation, leaf) for leaf in leaves])
+        self._write(method, signature.convert_components(method, total))
+        return []  # each replica reads what was assigned
 
-    def _apply(self, method: str, leaves: Sequence[Converted]) -> Leaves:
-        """Combines the values of the current frame with these, writes and returns them."""
-        raise NotImplementedError
 
-
-class _Distributed(OfReplicas, DistributedValues):
+class DistributedVariable(OfReplicas, DistributedValues):
     """The base of mirrored and on-read variables, which have a component for each replica."""
 
     _storage: ComponentStorage
     _value_type: type[PerReplica] | type[Mirrored]
+    _components: tuple[ResourceVariable, ...] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -126,7 +109,6 @@ class _Distributed(OfReplicas, DistributedValues):
                 "creating distributed tf.Variable with aggregation=MEAN and a non-floating dtype is not supported, "
                 "please use a different aggregation or dtype"
             )
-        self._components: tuple[ResourceVariable, ...] | None = None
 
     @property
     def values(self) -> tuple[ResourceVariable, ...]:
@@ -134,8 +116,7 @@ class _Distributed(OfReplicas, DistributedValues):
         if self._late is not False:
             deferred_restore.settle(self)
         if self._components is None:
-            replicas = range(len(self._mesh.local_ids))
-            self._components = tuple(ResourceVariable._component(self, replica) for replica in replicas)
+            self._components = tuple(ResourceVariable.component(self, i) for i in range(len(self._mesh.local_ids)))
         return self._components
 
     @property
@@ -145,42 +126,32 @@ class _Distributed(OfReplicas, DistributedValues):
 
     def __deepcopy__(self, memo: dict[int, object]) -> Variable:
         clone = super().__deepcopy__(memo)
-        assert isinstance(clone, _Distributed)
-        clone._components = None
+        vars(clone).pop("_components", None)  # these are of this variable
         return clone
 
     def _as_distributed(self) -> PerReplica | Mirrored:
-        """Returns the components as a value."""
+        """Return the components as a value."""
         return frames.frame().distributed(self, self._value_type)[0]
 
-    def _apply(self, method: str, leaves: Sequence[Converted]) -> Leaves:
-        frame = frames.frame()
-        formed = [frame.in_form(self._storage, leaf, i) for i, leaf in enumerate(leaves)]
-        with frames.lock:
-            new = self._combined(method, formed)
-            self._put(new)
-        return new
-
-    def _result(self) -> Tree:
-        """Returns what was assigned, as a value; in a merge function of compiled replicas it is a mirrored one."""
-        frame = frames.frame()
-        return self._of_leaves(frame.distributed(self, Mirrored if frame.local else self._value_type))
+    def _write(self, method: str, leaves: list[Leaf]) -> Leaves:
+        if method not in SCATTER:
+            frame = frames.frame()
+            leaves = [frame.in_form(self._storage, leaf, i) for i, leaf in enumerate(leaves)]
+        return super()._write(method, leaves)
 
     def __repr__(self) -> str:
-        show = []
+        lines, frame = [], frames.frame()
         for index, component in enumerate(self.values):
-            frame = frames.frame()
-            with frames.lock:
-                leaves = (
-                    component._get() if isinstance(frame, frames.TraceFrame) else self._storage.read_component(index)
-                )
-            show.append(f"  {index}: {self._text_of(component.name, leaves)}")
-        return f"{type(self).__name__}:{{\n" + ",\n".join(show) + "\n}"
+            with frames.lock, lost_values.explaining(self):
+                traced = isinstance(frame, frames.TraceFrame)
+                leaves = frame.read_component(self, index) if traced else self._storage.read_component(index)
+                lines.append(f"  {index}: {self._signature.text(component.name, leaves)}")
+        return f"{type(self).__name__}:{{\n" + ",\n".join(lines) + "\n}"
 
     __str__ = __repr__
 
 
-class MirroredVariable(_Distributed):
+class MirroredVariable(DistributedVariable):
     """A variable with a copy on each replica's device, written on all of them; or with a part of it on each.
 
     `layouts` returns how its leaves are split over a replica's devices, and `divided` how else a leaf is divided among
@@ -234,83 +205,27 @@ class MirroredVariable(_Distributed):
         self._storage.write(self._storage.home.of_host(arrays))
 
     def _update(self, method: str, value: Tree, read_value: bool) -> Tree:
-        self._check_strategy()
-        if self._in_own_replica():
-            if self._aggregation is _NONE:
-                new = self._apply(method, self._convert(value))
-            else:
-                # An on-read variable's value is this replica's own, and not one object for all.
-                self._update_aggregated(method, value.value() if isinstance(value, SyncOnReadVariable) else value)
-                new = self._get()
-            return self._of_leaves(new) if read_value else None
-        self._apply(method, self._spread_tree(value))
-        return self._result() if read_value else None
+        self._replicas.check_scope()
+        if not self._replicas.is_inside():
+            if isinstance(value, MirroredVariable) and value._mesh is self._mesh and value._treedef == ARRAY:
+                value = value._as_distributed()  # each copy stays on its device
+            self._write(method, self._signature.convert_components(method, value))
+            return self._signature.unflatten(frames.frame().distributed(self, Mirrored)) if read_value else None
+        if self._aggregation is _NONE:
+            self._write(method, self._signature.convert_components(method, value))
+        else:
+            self._aggregate(method, value)
+        return self._signature.unflatten(self._get()) if read_value else None
 
     def _assign_alike(self, value: Tree) -> None:
-        if not self._in_own_replica():
+        if not self._replicas.is_inside():
             return super()._assign_alike(value)
-        self._check_strategy()
-        self._be_settled()
-        self._apply("assign", self._convert(value))
-
-    def _spread_tree(self, value: Tree) -> list[Converted]:
-        """Returns the converted leaves of a value whose pytree may have distributed leaves."""
-        if isinstance(value, Variable):
-            if isinstance(value, MirroredVariable) and value._mesh is self._mesh and value._treedef == ARRAY:
-                value = value._as_distributed()
-            else:
-                value = value.value()
-        leaves, tree = [value], ARRAY
-        if self._treedef != ARRAY:
-            leaves, tree = jax.tree.flatten(value, is_leaf=nest.is_leaf)
-        self._check_structure(tree)
-        return [self._converted(leaf, kind) for leaf, kind in zip(leaves, self._types)]
-
-    def _converted(self, leaf: Leaf, kind: jax.ShapeDtypeStruct) -> Converted:
-        """Returns a leaf of the variable's shape and dtype; a distributed value if its components have them."""
-        if not isinstance(leaf, (PerReplica, Mirrored)):
-            return convert_leaf(leaf, kind, self.name)
-        whole = traced_component(leaf)
-        rows = whole is None and isinstance(leaf, PerReplica)
-        if whole is None and is_whole(leaf):
-            whole = global_array(leaf)
-        if whole is None:
-            converted = [convert_leaf(part, kind, self.name) for part in leaf.values]
-            return type(leaf)(converted, mesh_of(leaf))
-        shape, dtype = whole.shape[1:] if rows else whole.shape, whole.dtype
-        if shape != kind.shape or dtype != kind.dtype:
-            raise ValueError(
-                f"Cannot assign value to variable ' {self.name}': its shape is {kind.shape} and its dtype "
-                f"{kind.dtype}, the components of the assigned {type(leaf).__name__} value have shape {shape} and "
-                f"dtype {dtype}."
-            )
-        return leaf
-
-    def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
-        self._check_strategy()
-        if self._in_own_replica():
-            if self._aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN) and method in (
-                "scatter_update",
-                "scatter_max",
-                "scatter_min",
-            ):
-                raise NotImplementedError(
-                    f"{method} is only supported for mirrored variable (variable created within certain "
-                    "`tf.distribute.Strategy` scope) with NONE or `ONLY_FIRST_REPLICA` aggregation, got: "
-                    f"{self._aggregation}."
-                )
-            if self._aggregation is not _NONE:
-                self._merged(self._merge_slices, method, slices)
-                return self._get()[0]
-            return self._scatter_here(method, slices)
-        self._scatter_here(method, slices)
-        return self._result()
-
-    def _merge_slices(self, strategy: context.StrategyLike, method: str, slices: Tree) -> None:
-        self._scatter_here(method, self._reducer.aggregate(self._aggregation, slices))
+        self._replicas.check_scope()
+        self._settle()
+        self._write("assign", self._signature.convert_components("assign", value))
 
 
-class SyncOnReadVariable(_Distributed):
+class SyncOnReadVariable(DistributedVariable):
     """A variable in which each replica has a value of its own, aggregated when it is read from outside."""
 
     _value_type = PerReplica
@@ -320,12 +235,13 @@ class SyncOnReadVariable(_Distributed):
         return StackedStorage(self.name, self._types, self._mesh, leaves, lent)
 
     def _read(self) -> Leaves:
-        if self._in_own_replica():
+        if self._replicas.is_inside():
             return frames.frame().read_component(self, 0)  # in `tf.init_scope` of a traced replica, the first one's
-        return self._aggregated()
+        return self._aggregate_now()
 
-    def _aggregated(self) -> Leaves:
-        frame, mesh = frames.frame(), self._mesh
+    def _aggregate_now(self) -> Leaves:
+        """Return the aggregate of the replicas' values, in cross-replica context."""
+        frame, mesh, reducer = frames.frame(), self._mesh, self._replicas.reducer
         first_only = self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA
         op = None if first_only else ReduceOp.from_variable_aggregation(self._aggregation)
         if frame.local and frame.mesh is mesh:
@@ -345,47 +261,46 @@ class SyncOnReadVariable(_Distributed):
             return self._storage.home.leaf_types(True)  # type: ignore[return-value]
         if op is None:
             self._storage.lent = True
-            return [self._reducer.aggregate(self._aggregation, value) for value in self._storage.values()]
-        return [self._reducer.reduce(op, value) for value in self._storage.values()]
+            return [reducer.aggregate(self._aggregation, value) for value in self._storage.values()]
+        return [reducer.reduce(op, value) for value in self._storage.values()]
 
     def _update(self, method: str, value: Tree, read_value: bool) -> Tree:
-        self._check_strategy()
-        if self._in_own_replica():
-            new = self._apply(method, self._convert(value))
-            return self._of_leaves(new) if read_value else None
+        signature, sums = self._signature, self._aggregation is VariableAggregation.SUM
+        self._replicas.check_scope()
+        if method in SCATTER:
+            raise NotImplementedError(f"Variables with `synchronization=ON_READ` doesn't support `{method}`")
+        if self._replicas.is_inside():
+            new = self._write(method, signature.convert_components(method, value))
+            return signature.unflatten(new) if read_value else None
         if current.for_one_device:
-            return self._of_leaves(self._update_total(method, self._whole_leaves(value)))
+            return signature.unflatten(self._update_total(method, signature.convert_first(value)))
         if isinstance(value, PerReplica):
             raise TypeError(
                 f"{self.name} is assigned one value for all replicas outside of `run`, got a PerReplica value. Assign "
                 "it in the replica function, where it is the replica's component."
             )
-        given = self._whole_leaves(value)
-        if method == "assign":
-            if self._aggregation is _NONE:
-                ReduceOp.from_variable_aggregation(_NONE)  # which it refuses
-            if self._aggregation is VariableAggregation.SUM:
-                given = [(leaf / self._mesh.size).astype(leaf.dtype) for leaf in given]
-            self._apply("assign", given)
-        else:
-            if self._aggregation is VariableAggregation.SUM:
-                raise ValueError(
-                    f"SyncOnReadVariable does not support `{method}` in cross-replica context when aggregation is set "
-                    "to `tf.VariableAggregation.SUM`."
-                )
-            self._apply("assign", combined(method, self._aggregated(), given))
-        return self._of_leaves(self._aggregated()) if read_value else None
+        if method != "assign" and sums:
+            raise ValueError(
+                f"SyncOnReadVariable does not support `{method}` in cross-replica context when aggregation is set "
+                "to `tf.VariableAggregation.SUM`."
+            )
+        leaves = signature.convert_first(value)
+        if method != "assign":
+            leaves = combine(method, self._aggregate_now(), leaves)
+        elif self._aggregation is _NONE:
+            ReduceOp.from_variable_aggregation(_NONE)  # raises
+        elif sums:
+            leaves = [(leaf / self._mesh.size).astype(leaf.dtype) for leaf in leaves]
+        self._write("assign", leaves)
+        return signature.unflatten(self._aggregate_now()) if read_value else None
 
-    def _update_total(self, method: str, given: Leaves) -> Leaves:
+    def _update_total(self, method: str, leaves: Leaves) -> Leaves:
         """Update and return the variable's value, as if there were one replica."""
         frame = frames.frame()
         with frames.lock:
-            new = combined(method, self._aggregated(), given)
+            new = combine(method, self._aggregate_now(), leaves)
             rows = [frame.in_form(self._storage, leaf, i) for i, leaf in enumerate(new)]
             if self._aggregation is VariableAggregation.SUM:  # the first replica has all of it
                 rows = [leaf.at[1:].set(0) for leaf in rows]
             self._put(rows)
         return new
-
-    def _convert_slices(self, method: str, slices: IndexedSlices) -> IndexedSlices:
-        raise NotImplementedError(f"Variables with `synchronization=ON_READ` doesn't support `{method}`")

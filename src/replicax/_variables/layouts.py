@@ -35,10 +35,10 @@ def alike(variables: Tree, leaves: PathsAndTypes) -> list[PartitionSpec | None]:
     """Returns the layouts of an optimizer's state: a leaf is split as the variable of its shape where its path ends."""
 
     def leaves_of(variable: Variable) -> Tree:
-        storage = variable._storage
+        storage, signature = variable._storage, variable._signature
         layouts = storage.home.layouts if isinstance(storage, MirroredStorage) else None
-        pairs = zip(variable._types, layouts or [None] * len(variable._types))
-        return variable._of_leaves([_Leaf(kind.shape, layout) for kind, layout in pairs])
+        pairs = zip(signature.types, layouts or [None] * len(signature.types))
+        return signature.unflatten([_Leaf(kind.shape, layout) for kind, layout in pairs])
 
     values = nest.map_values(leaves_of, variables)
     known = dict(jax.tree.leaves_with_path(values, is_leaf=lambda node: isinstance(node, _Leaf)))

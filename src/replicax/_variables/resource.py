@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from replicax._base.indexed_slices import IndexedSlices
-from replicax._base.types import Tree
+from replicax._base.types import Leaf, Tree
 from replicax._collectives import arithmetic
 from replicax._tracing import context, frames
-from replicax._values import AXIS, Mirrored, PerReplica
-from replicax._variables.combine import COMBINE
+from replicax._values import AXIS
+from replicax._variables.combine import SCATTER
 from replicax._variables.homes import OneDevice
 from replicax._variables.storage import Leaves, Storage, Types
 from replicax._variables.variable import Variable
@@ -29,91 +31,82 @@ class ArrayStorage(Storage):
 
 
 class ResourceVariable(Variable):
-    """A variable that has one copy: an ordinary one, or one component of a distributed one."""
+    """A variable that has one copy, or one replica's component of a distributed variable, its parent."""
 
     _parent: Variable | None = None
     _index = 0
 
     @classmethod
-    def _component(cls, parent: Variable, index: int) -> ResourceVariable:
+    def component(cls, parent: Variable, index: int) -> ResourceVariable:
+        """Return a local replica's component of a distributed variable."""
         self = cls.__new__(cls)
-        for attribute in ("_synchronization", "_aggregation", "_trainable", "_constraint", "_treedef", "_types"):
-            setattr(self, attribute, getattr(parent, attribute))
+        for name in ("_synchronization", "_aggregation", "_trainable", "_constraint"):
+            setattr(self, name, getattr(parent, name))
         self._parent, self._index = parent, index
-        self._name = parent._name + (f"/replica_{index}" if index else "")
+        self._name = parent.name.removesuffix(":0") + (f"/replica_{index}" if index else "")
+        self._signature = dataclasses.replace(parent._signature, name=self.name)
         return self
-
-    def _new_storage(self, leaves: Leaves, lent: bool) -> Storage:
-        return ArrayStorage(self.name, self._types, leaves, lent)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Variable:
         if self._parent is None:
             return super().__deepcopy__(memo)
-        clone = type(self)._component(self._parent, self._index)
-        memo[id(self)] = clone
+        memo[id(self)] = clone = type(self).component(self._parent, self._index)
         return clone
 
     def _get(self) -> Leaves:
-        if self._parent is None:
-            return super()._get()
-        return frames.frame().read_component(self._parent, self._index)
+        frame = frames.frame()
+        return frame.read(self) if self._parent is None else frame.read_component(self._parent, self._index)
 
     def _put(self, leaves: Leaves) -> None:
+        frame = frames.frame()
         if self._parent is None:
-            return super()._put(leaves)
-        frames.frame().write_component(self._parent, self._index, leaves)
+            return frame.write(self, leaves)
+        frame.write_component(self._parent, self._index, leaves)
+
+    def _device(self) -> jax.Device | str:
+        mesh = None if self._parent is None else self._parent._mesh
+        return super()._device() if mesh is None else mesh.local_devices[self._index]
+
+    def _new_storage(self, leaves: Leaves, lent: bool) -> Storage:
+        return ArrayStorage(self.name, self._types, leaves, lent)
 
     def _read(self) -> Leaves:
         if self._parent is None:
             frames.frame().lend(self)
         return self._get()
 
-    def _device(self) -> jax.Device | str:
-        if self._parent is None or self._parent._mesh is None:
-            return super()._device()
-        return self._parent._mesh.local_devices[self._index]
-
     def _update(self, method: str, value: Tree, read_value: bool) -> Tree:
-        if isinstance(value, Variable):
-            value = value.value()
-        if isinstance(value, (PerReplica, Mirrored)):
-            raise TypeError(f"{self.name} takes one value, got a {type(value).__name__} value.")
-        leaves = self._as_leaves(value)
-        with frames.lock:
-            level = self._level_of_sharing_replicas()
-            leaves = self._in_turn(level, method, leaves) if level else self._combined(method, leaves)
-            self._put(leaves)
-        return self._of_leaves(leaves) if read_value else None
+        argument = self._signature.convert(method, value)
+        if level := self._sharing_level():
+            argument = self._join_arguments(level, method, argument)
+        new = self._write(method, argument)
+        return self._signature.unflatten(new) if read_value else None
 
-    def _level_of_sharing_replicas(self) -> frames.TraceFrame | None:
-        """Returns the level of the compiled replicas that share this variable and assign to it, None elsewhere."""
+    def _sharing_level(self) -> frames.TraceFrame | None:
+        """Return the level of the compiled replicas that share this variable and assign to it, None elsewhere."""
         frame = frames.frame()
         if not isinstance(frame, frames.TraceFrame) or not frame.local or self._parent is not None:
             return None
         return None if context.in_cross_replica_context() else frame
 
-    def _in_turn(self, level: frames.TraceFrame, method: str, leaves: Leaves) -> Leaves:
-        """Returns what the assignments of the process's replicas come to, in compiled code, one after the other.
+    def _join_arguments(self, level: frames.TraceFrame, method: str, argument: list[Leaf]) -> list[Leaf]:
+        """Return the argument that does what the process's replicas do in turn, each with its argument.
 
-        Each would see what those before it have assigned, which replicas that compute side by side do not: where that
-        makes a difference it is refused when all is traced (`_control_flow.check_shared`), but for branches and loops.
+        Each replica would read what the replicas before it have assigned, but in a program they compute side by side.
+        Where that makes a difference, it is refused at the end of tracing (`_control_flow.check_shared`), except in
+        branches and loops.
         """
         assert level.mesh is not None
-        level.shared.append((self, method, leaves))
-        old = self._get()
-        zero = [jnp.zeros_like(leaf) for leaf in old]
         groups = level.mesh.groups
+        if method in SCATTER:
+            (rows,) = argument
+            arrays = [rows.indices, rows.values]
+            level.shared.append((self, method, arrays))
+            indices, values = (arithmetic.local_gather(x, 0, groups) for x in arrays)
+            return [IndexedSlices(values, indices)]
+        level.shared.append((self, method, argument))
         if method == "assign":  # the last replica's value stays
             lasts = [group[-1] for group in groups] if groups else [lax.axis_size(AXIS) - 1]
-            last = jnp.isin(lax.axis_index(AXIS), jnp.array(lasts))
-            return [arithmetic.local_sum(jnp.where(last, leaf, z), groups) for leaf, z in zip(leaves, zero)]
-        return [x + arithmetic.local_sum(COMBINE[method](z, leaf), groups) for x, z, leaf in zip(old, zero, leaves)]
-
-    def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
-        if level := self._level_of_sharing_replicas():
-            assert level.mesh is not None
-            own = [slices.indices, slices.values]
-            level.shared.append((self, method, own))
-            indices, values = (arithmetic.local_gather(x, 0, level.mesh.groups) for x in own)
-            slices = IndexedSlices(values, indices)
-        return self._scatter_here(method, slices)
+            is_last = jnp.isin(lax.axis_index(AXIS), jnp.array(lasts))
+            argument = [jnp.where(is_last, leaf, jnp.zeros_like(leaf)) for leaf in argument]
+        return [arithmetic.local_sum(leaf, groups) for leaf in argument]

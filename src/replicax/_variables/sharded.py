@@ -11,12 +11,13 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from replicax._base import jax_internals, planning
-from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import Tree
 from replicax._collectives import in_flight, sharding
 from replicax._collectives.all_reduce import packing_for
 from replicax._tracing import frames
+from replicax._variables.combine import SCATTER
 from replicax._variables.distributed import OfReplicas
+from replicax._variables.signature import Signature
 from replicax._variables.storage import Leaves, ShardedStorage, Types
 from replicax._variables.vector_homes import constrained
 
@@ -32,7 +33,7 @@ class ShardedVariable(OfReplicas):
     ) -> ShardedVariable:
         """Returns a variable of arrays in global form that nobody else has; `types` are those of the whole leaves."""
         self = cls(0, **kwargs)  # which they replace
-        self._types, self._treedef = types, tree
+        self._signature = Signature(self.name, types, tree)
         self._storage = ShardedStorage(self.name, types, self._mesh, arrays, lent=False)
         if planning.are_abstract():
             self._storage = self._storage.abstract()
@@ -55,7 +56,7 @@ class ShardedVariable(OfReplicas):
 
     def put_parts(self, leaves: Leaves) -> None:
         """Replaces the leaves, in the form of `parts`."""
-        self._be_settled()
+        self._settle()
         self._put(leaves)
 
     def _is_local(self) -> bool:
@@ -83,24 +84,22 @@ class ShardedVariable(OfReplicas):
             return [mesh.copies(leaf)[frames.frame().replica_on(mesh)] for leaf in wholes]
 
     def _update(self, method: str, value: Tree, read_value: bool) -> Tree:
-        self._check_strategy()
+        if method in SCATTER:
+            raise NotImplementedError(f"{self.name}, of which each replica has a part, does not support {method}.")
+        self._replicas.check_scope()
         if isinstance(frames.frame(), frames.ReplicaFrame):
             raise RuntimeError(
                 f"{self.name} is one value for all replicas, of which each has a part, and is assigned by one eager "
                 "replica. Assign it outside of `strategy.run`, or in a compiled function."
             )
-        leaves = self._whole_leaves(value)
+        leaves = self._signature.convert_first(value)
         if self._is_local() or frames.is_tracing():
             cut = sharding.own_part if self._is_local() else sharding.as_rows
-            new = [cut(x, self._mesh.size) if self._storage.home.has_rows(i) else x for i, x in enumerate(leaves)]
+            leaves = [cut(x, self._mesh.size) if self._storage.home.has_rows(i) else x for i, x in enumerate(leaves)]
         else:
-            new = self._storage.home.of_whole(leaves)
-        with frames.lock:
-            self._put(self._combined(method, new))
+            leaves = self._storage.home.of_whole(leaves)
+        self._write(method, leaves)
         return self.value() if read_value else None
-
-    def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
-        raise NotImplementedError(f"{self.name}, of which each replica has a part, does not support {method}.")
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
