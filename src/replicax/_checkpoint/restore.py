@@ -50,7 +50,10 @@ def open_checkpoint(path: str) -> Source:
         CheckpointError: it is damaged, or of another format.
     """
     prefix = _files.tensorflow_prefix(path)
-    return ReplicaxSource(path) if prefix is None else TensorFlowSource(TensorBundle(prefix))
+    if prefix is not None:
+        return TensorFlowSource(TensorBundle(prefix))
+    saved = _files.read(path)
+    return ReplicaxSource(saved.nodes, saved.arrays, saved.save)
 
 
 class Restoration:

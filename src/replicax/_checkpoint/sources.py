@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from replicax._checkpoint import files as _files
 from replicax._checkpoint import object_graph
 from replicax._checkpoint.files import NodeRecord
 from replicax._checkpoint.object_graph import ObjectNode
@@ -63,15 +62,7 @@ class Source:
 
 
 class ReplicaxSource(Source):
-    """A checkpoint of replicax."""
-
-    def __init__(self, path: str):
-        saved = _files.read(path)
-        self.nodes, self.arrays, self.save = saved.nodes, saved.arrays, saved.save
-
-
-class SentSource(Source):
-    """A checkpoint of replicax that another worker has read and sent."""
+    """A checkpoint of replicax that was read here, or by another worker that has sent it."""
 
     def __init__(self, nodes: list[NodeRecord], arrays: Mapping[str, np.ndarray], save: str):
         self.nodes, self.arrays, self.save = nodes, arrays, save

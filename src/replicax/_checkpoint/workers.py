@@ -21,7 +21,7 @@ import numpy as np
 from replicax._base import doc_pages, jax_internals
 from replicax._base.errors import CheckpointError, CheckpointFailedElsewhere
 from replicax._checkpoint.object_graph import ObjectNode, PositionLeaf
-from replicax._checkpoint.sources import SAVE_COUNTER, SentSource, Source
+from replicax._checkpoint.sources import SAVE_COUNTER, ReplicaxSource, Source
 from replicax._input.iterator import DistributedIterator
 from replicax._job import exchange, state
 from replicax._variables.distributed import MirroredVariable
@@ -58,9 +58,10 @@ def is_of_several(nodes: Iterable[ObjectNode]) -> bool:
     return shared and jax_internals.backend_started() and jax.process_count() > 1
 
 
-def all_gather(message: str) -> list[str]:
-    """Return the messages of all workers about checkpoints, by process."""
-    return exchange.all_gather(message, _TOPIC)
+def all_gather(label: str, value: object = None) -> list[Any]:
+    """Return the JSON values of all workers, by process. The label names the exchange in reports of the job."""
+    texts = exchange.all_gather(f"{label}\n{json.dumps(value)}", _TOPIC)
+    return [json.loads(text.rpartition("\n")[2]) for text in texts]
 
 
 class Candidate(NamedTuple):
@@ -96,8 +97,7 @@ def choose(candidate: Candidate) -> tuple[int, list[Candidate]]:
     The checkpoint with the most saves is chosen; the lowest process has it first. So a machine whose disk is new goes
     on from the checkpoints of the others, whichever machine it is.
     """
-    texts = all_gather("the newest checkpoint " + json.dumps(candidate))
-    candidates = [Candidate(*json.loads(text.partition("checkpoint ")[2])) for text in texts]
+    candidates = [Candidate(*values) for values in all_gather("the newest checkpoint", candidate)]
     return max(range(len(candidates)), key=lambda i: (candidates[i].is_ours, candidates[i].saves, -i)), candidates
 
 
@@ -144,7 +144,7 @@ def _send(source: Source | None, sender: int) -> Source:
         content = b"" if source is None else source.arrays[key].tobytes()
         content = exchange.broadcast(content, sender, "an array of a checkpoint")
         arrays[key] = np.frombuffer(content, jnp.dtype(dtype)).reshape(shape)
-    return SentSource(record["nodes"], arrays, record["save"])
+    return ReplicaxSource(record["nodes"], arrays, record["save"])
 
 
 def compare(path: str, digests: Mapping[str, int], problem: str = "") -> None:
@@ -157,11 +157,10 @@ def compare(path: str, digests: Mapping[str, int], problem: str = "") -> None:
     """
     call = state.begin("a restore of a checkpoint")
     try:
-        texts = all_gather(f"the restore of {json.dumps([path, problem, digest_of(digests)])}")
+        restores = all_gather("the restore of", [path, problem, digest_of(digests)])
     finally:
         if call is not None:
             call.ended()
-    restores = [json.loads(text.partition("restore of ")[2]) for text in texts]
     problems = [f"{name(process)}: {text}" for process, (_, text, _) in enumerate(restores) if text]
     if problem:
         return
@@ -186,8 +185,7 @@ def digest_of(digests: Mapping[str, int]) -> int:
 
 def different_values(digests: Mapping[str, int]) -> tuple[list[str], str]:
     """Return the names of the values that differ, and a text about them, after an exchange that all have to join."""
-    texts = all_gather(f"the values {json.dumps(dict(digests))}")
-    workers = [json.loads(text.partition("values ")[2]) for text in texts]
+    workers = all_gather("the values", dict(digests))
     keys = dict.fromkeys(key for values in workers for key in values)
     different = [key for key in keys if len({values.get(key) for values in workers}) > 1]
     if not different:

@@ -209,8 +209,7 @@ def _exchange_announcements(path: str, snapshot: Snapshot | None = None, problem
     token, positions = ("", {}) if snapshot is None else (snapshot.saved.token, snapshot.positions)
     asynchronous = snapshot is not None and snapshot.asynchronous
     mine = _Announcement(problem, os.path.abspath(path), token, next(_turns), positions, asynchronous)
-    texts = workers.all_gather(f"the checkpoint {mine.path}\n{json.dumps(mine)}")
-    announcements = [_Announcement(*json.loads(text.split("\n", 1)[1])) for text in texts]
+    announcements = [_Announcement(*values) for values in workers.all_gather(f"the checkpoint {mine.path}", mine)]
     if problem:
         return announcements
     problems = [f"{workers.name(i)}: {other.problem}" for i, other in enumerate(announcements) if other.problem]
@@ -237,10 +236,8 @@ def _do_on_all(path: str, act: Callable[[], str], failed: str = "was not written
         result = act()
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
-    texts = workers.all_gather(
-        f"the writing of the checkpoint {os.path.abspath(path)}\n{json.dumps([problem, result])}"
-    )
-    problems, results = zip(*(json.loads(text.split("\n", 1)[1]) for text in texts))
+    label = f"the writing of the checkpoint {os.path.abspath(path)}"
+    problems, results = zip(*workers.all_gather(label, [problem, result]))
     if any(problems):
         text = "; ".join(f"{workers.name(i)}: {problem}" for i, problem in enumerate(problems) if problem)
         error_type = CheckpointError if problem else CheckpointFailedElsewhere

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
-import selectors
 import socket
-import time
 from collections.abc import Mapping, Sequence
 
 from replicax._job.channel import connected_host, parse
 
 SECONDS = 3.0  # for an answer
 _MOST = 64  # processes that one process tries to reach, of very many
-_REACHED = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 
 
 def out_of_reach(addresses: Sequence[str], me: int) -> dict[int, str]:
@@ -34,30 +28,26 @@ def out_of_reach(addresses: Sequence[str], me: int) -> dict[int, str]:
 
 def try_to_reach(addresses: Mapping[int, str], seconds: float) -> dict[int, str]:
     """Connect to all addresses at once and return why some did not answer. To refuse the connection is an answer."""
-    silent: dict[int, str] = {}
-    end = time.monotonic() + seconds
-    with contextlib.ExitStack() as stack:
-        selector = stack.enter_context(selectors.DefaultSelector())
-        for process, address in addresses.items():
-            host, port = parse(address)
-            try:
-                results = socket.getaddrinfo(connected_host(host), port, type=socket.SOCK_STREAM)
-                family, kind, protocol, _, at = results[0]
-                connection = stack.enter_context(socket.socket(family, kind, protocol))
-            except OSError as error:
-                silent[process] = error.strerror or str(error)
-                continue
-            connection.setblocking(False)
-            number = connection.connect_ex(at)
-            if number == errno.EINPROGRESS:
-                selector.register(connection, selectors.EVENT_WRITE, process)
-            elif number not in _REACHED:
-                silent[process] = os.strerror(number)
-        while selector.get_map() and (left := end - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
-                selector.unregister(key.fileobj)
-                assert isinstance(key.fileobj, socket.socket)
-                if (number := key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)) not in _REACHED:
-                    silent[key.data] = os.strerror(number)
-        silent |= dict.fromkeys((key.data for key in selector.get_map().values()), f"no answer for {seconds:g} s")
-    return silent
+    import asyncio  # an import of replicax does without it
+
+    async def connect(address: str) -> str:
+        host, port = parse(address)
+        try:
+            found = socket.getaddrinfo(connected_host(host), port, type=socket.SOCK_STREAM)
+            family, kind, protocol, _, at = found[0]
+            with socket.socket(family, kind, protocol) as connection:
+                connection.setblocking(False)
+                async with asyncio.timeout(seconds):
+                    await asyncio.get_running_loop().sock_connect(connection, at)
+        except (ConnectionRefusedError, ConnectionResetError):
+            pass
+        except TimeoutError:
+            return f"no answer for {seconds:g} s"
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
+
+    async def connect_to_all() -> list[str]:
+        return await asyncio.gather(*map(connect, addresses.values()))
+
+    return {process: why for process, why in zip(addresses, asyncio.run(connect_to_all())) if why}
