@@ -341,7 +341,8 @@ def test_an_error_that_is_raised_again_does_not_grow(run):
             assert len(found) == 20 and len(set(found)) == 1, found
             raised(co.join)
             lost = threading.Event()
-            cluster.strategy._cluster.on_lost(lambda error: lost.set())
+            fail_all = cluster.strategy._cluster.on_lost
+            cluster.strategy._cluster.on_lost = lambda error: (fail_all(error), lost.set())
             cluster._local[1]._service.stop()
             lost.wait()
             for call in (co.done, v.numpy):

@@ -35,6 +35,8 @@ class Cluster:
         addresses: those of all tasks.
         runner: runs the programs of this process that have to do with variables on servers.
         alone: returns a context in which no scheduled function runs.
+        on_lost: called when a parameter server is lost.
+        on_close: called when the connections are ended.
         numbers: of the updates of closures, and of functions that this process runs itself.
         is_closed: whether `close` was called, after which the servers no longer have the variables.
     """
@@ -49,12 +51,12 @@ class Cluster:
         self.numbers = Numbers()
         self.is_closed = False
         self.alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        self.on_lost: Callable[[UnavailableError], None] = lambda error: None
+        self.on_close: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
         self._servers: Servers | None = None
         self._count = 0  # of what was placed on servers in turn
         self._numbers = itertools.count()  # of leaves
-        self._listeners: list[Callable[[UnavailableError], None]] = []
-        self._on_close: list[Callable[[], None]] = []
 
     # The servers.
 
@@ -63,30 +65,17 @@ class Cluster:
         with self._lock:
             if self._servers is None:
                 servers = Servers(self.server_addresses, self.addresses, self.name)
-                servers.begin(state.timeouts()["start"], self._lost)
+                servers.begin(state.timeouts()["start"], lambda error: self.on_lost(error))
                 self._servers = servers
             return self._servers
-
-    def on_lost(self, listener: Callable[[UnavailableError], None]) -> None:
-        """Has `listener` called when a parameter server is lost."""
-        self._listeners.append(listener)
-
-    def _lost(self, error: UnavailableError) -> None:
-        for listener in list(self._listeners):
-            listener(error)
 
     def close(self) -> None:
         """Ends the connections: scheduled functions are cancelled, and the servers forget the variables."""
         self.is_closed = True
-        for listener in list(self._on_close):
-            listener()
+        self.on_close()
         with self._lock:
             if self._servers is not None:
                 self._servers.close()
-
-    def on_close(self, listener: Callable[[], None]) -> None:
-        """Has `listener` called when the connections are ended."""
-        self._on_close.append(listener)
 
     # Where leaves go.
 

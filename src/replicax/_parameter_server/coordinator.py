@@ -66,7 +66,7 @@ class ClusterCoordinator:
         self._cluster: Cluster = strategy._cluster  # type: ignore[attr-defined]
         self._queue = ClosureQueue(self._cluster.numbers, state.timeouts()["start"])
         self._planner = Planner(self._cluster, strategy)
-        self._cluster.on_lost(self._queue.fail_all)
+        self._cluster.on_lost = self._queue.fail_all
         self._cluster.alone = self._queue.alone
         self._links = [
             WorkerLink(self._cluster, self._queue, self._planner, index)
@@ -74,7 +74,7 @@ class ClusterCoordinator:
         ]
         stop = functools.partial(_stopped, self._queue, self._links)
         weakref.finalize(self, aside, stop)
-        self._cluster.on_close(stop)
+        self._cluster.on_close = stop
         strategy._cluster_coordinator = self  # type: ignore[attr-defined]
 
     @property

@@ -34,7 +34,7 @@ class RemoteValue:
         >>> coordinator.schedule(rx.function(lambda: jnp.arange(3))).fetch()
         array([0, 1, 2], dtype=int32)
         """
-        raise NotImplementedError("Must be implemented in subclasses.")
+        return nest.map_structure(_numpy, self.get())
 
     def get(self) -> Tree:
         """Waits for the function and returns its result with arrays; raises what the function raised.
@@ -83,9 +83,6 @@ class RemoteValueImpl(RemoteValue):
             self._make = None
         return self._result
 
-    def fetch(self) -> Tree:
-        return nest.map_structure(_numpy, self.get())
-
 
 class SeveralSteps(RemoteValue):
     """The result of a function that takes several steps in a call: of as many closures.
@@ -100,9 +97,6 @@ class SeveralSteps(RemoteValue):
     def get(self) -> Tree:
         results = [value.get() for value in self._values]
         return together([result for result in results if result is not OVER])
-
-    def fetch(self) -> Tree:
-        return nest.map_structure(_numpy, self.get())
 
 
 OVER = object()  # the result of a step for which there were no elements left, behind others

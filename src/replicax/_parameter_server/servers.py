@@ -165,36 +165,31 @@ class Servers:
             gathers: leaves, and ids of rows of them, in a vector; each id is that of a row.
             versions: whether to tell how often the parts were updated that were read, by the parts' names.
         """
-        names = self._names(reads)
-        wanted: dict[int, list[tuple[str, np.ndarray]]] = {}
-        takers: dict[int, list[tuple[int, np.ndarray | slice]]] = {}
+        whole = self._names(reads)
+        # By the servers: the number of a gather, the part's name, which of its rows are there, and their ids there.
+        wanted: dict[int, list[tuple[int, str, np.ndarray | slice, np.ndarray]]] = {}
         for number, (place, ids) in enumerate(gathers):
             for name, part in zip(place.names, place.parts):
                 own = np.flatnonzero((ids >= part.start) & (ids < part.stop)) if place.is_sharded else slice(None)
                 if not place.is_sharded or len(own):  # type: ignore[arg-type]
-                    wanted.setdefault(part.server, []).append((name, ids[own] - part.start))
-                    takers.setdefault(part.server, []).append((number, own))
+                    wanted.setdefault(part.server, []).append((number, name, own, ids[own] - part.start))
         calls = {}
-        asked: dict[int, list[str]] = {}
-        for server in names.keys() | wanted.keys():
-            whole, rows_of = names.get(server, []), wanted.get(server, [])
-            asked[server] = [*whole, *(name for name, _ in rows_of)]
-            head = {"read": whole, "gather": asked[server][len(whole) :], "versions": versions}
-            calls[server] = Call("fetch", head, [ids for _, ids in rows_of])
-        answers = self.all(calls) if calls else {}
-        first = {server: (head, arrays[: len(names.get(server, ()))]) for server, (head, arrays) in answers.items()}
+        for server in whole.keys() | wanted.keys():
+            asked = wanted.get(server, [])
+            head = {"read": whole.get(server, []), "gather": [name for _, name, _, _ in asked], "versions": versions}
+            calls[server] = Call("fetch", head, [ids for *_, ids in asked])
+        first: dict[int, Answer] = {}
         rows = [np.empty((len(ids), *place.kind.shape[1:]), place.kind.dtype) for place, ids in gathers]
-        for server, (_, arrays) in answers.items():
-            for (number, own), array in zip(takers.get(server, ()), arrays[len(names.get(server, ())) :]):
+        found: dict[str, int] = {}
+        for server, (answer, arrays) in self.all(calls).items():
+            names, asked = whole.get(server, []), wanted.get(server, [])
+            first[server] = answer, arrays[: len(names)]
+            for (number, _, own, _), array in zip(asked, arrays[len(names) :]):
                 if isinstance(own, slice):
                     rows[number] = array
                 else:
                     rows[number][own] = array
-        found = {
-            name: version
-            for server, (head, _) in answers.items()
-            for name, version in zip(asked[server], head["versions"])
-        }
+            found.update(zip([*names, *(name for _, name, _, _ in asked)], answer["versions"]))
         return self._assembled(reads, first), rows, found
 
     def combine(self, method: str, places: Sequence[Place], arrays: _Arrays, answers: bool) -> list[Array]:
