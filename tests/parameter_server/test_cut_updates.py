@@ -204,6 +204,18 @@ def test_rows_set_to_what_the_worker_made_of_the_old_ones_are_compared():
         assert outcome.gathered == 7 * DIM * 4 and not outcome.read
 
 
+def test_rows_that_a_worker_reads_too_are_changed_in_the_old_value_where_as_many_bytes_travel():
+    v = variable(normal(*SHAPE))
+
+    @rx.function
+    def average(ids, x):
+        v.assign(v.value().at[ids].set(0.9 * v.value()[ids] + 0.1 * x))
+        return jnp.sum(jnp.sort(v.value()[ids], axis=0))
+
+    outcome = check(simulate(average, (jnp.arange(7), x(7, DIM))))
+    assert outcome.shipped == 7 * (4 * DIM + 4) and not compared(outcome)
+
+
 def test_an_optimizer_of_rows_finds_them_on_the_server():
     table, slots = variable(normal(*SHAPE)), variable(normal(*SHAPE, seed=1))
 
