@@ -59,7 +59,7 @@ def served(program, servers=1, sharded=(), together=False):
     """
     keys, found = {}, []
     for leaf in leaves_of(program.level):
-        aval = leaf.storage.leaf_types(False)[leaf.leaf]
+        aval = leaf.storage.home.leaf_types(False)[leaf.leaf]
         server = keys.setdefault(aval.shape if together else id(leaf.variable), len(keys)) % servers
         size = aval.shape[0] if aval.shape else 1
         parts = (Part(server, 0, size),)
