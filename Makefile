@@ -157,11 +157,11 @@ test-compilers: $(TEST)/.installed plan  ## run the tests that compile for TPUs 
 OF_THE_OLDEST := job cluster commands launch transport rpc benchmark test_layers.py test_architecture.py \
     test_release.py test_repository.py test_selection.py engine/test_stress.py strategies/test_several_devices_workers.py \
     input/test_multi_worker_input.py variables/test_sharded_workers.py \
-    integrations/test_keras_parameter_servers.py \
     $(patsubst %,data/test_%.py,data_files data_skipping data_state data_threads worker_processes) \
-    $(patsubst %,base/test_%.py,atomic_files compilation_cache devices messages) \
-    $(patsubst %,tf/test_%.py,check_tf dataset_processes keras_starts run_tf tf_imports tf_names) \
-    $(patsubst %,parameter_server/test_%.py,faults bytes coordinator several_servers evaluators_and_checkpoints) \
+    $(patsubst %,base/test_%.py,atomic_files devices messages) \
+    $(patsubst %,tf/test_%.py,check_tf compare compilation_cache dataset_processes evaluators_and_checkpoints \
+        keras_parameter_servers keras_starts parameter_servers run_tf tf_devices tf_imports tf_names tpu_hosts) \
+    $(patsubst %,parameter_server/test_%.py,faults bytes coordinator several_servers) \
     $(patsubst %,checkpoint/test_%.py,checkpoint_workers crash_points preemption_workers damage report) \
     $(patsubst %,conformance/test_%.py,multi_worker_suite examples exact_resume) \
     $(patsubst %,plan/test_%.py,abstract_variables tpu_compiler gpu_compiler)

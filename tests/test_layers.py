@@ -58,6 +58,8 @@ KEEPS_FOR_THREADS = {"threading.local", "contextvars.ContextVar", "contextvars.c
 THE_DOOR = "tf._core"
 DOORS = {THE_DOOR, "tf._programs._core"}
 
+IMPORT_OF_TF = re.compile(r"^ *(import|from) .*\breplicax\.tf(?!\._programs)\b", re.MULTILINE)
+
 # Libraries that nobody needs for `import replicax`: they are imported where they are used, if at all.
 NOT_AT_TOP_LEVEL = {
     "flax",
@@ -133,6 +135,19 @@ def test_tf_imports_the_core_through_one_module():
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and names_the_core(node.value)
     ]
     assert not wrong, f"replicax.tf imports the core through {THE_DOOR} alone; add the names there: {wrong}"
+
+
+def test_the_tests_of_tf_are_in_its_folder():
+    """All others run where replicax is installed without the libraries that only tf needs."""
+    tests = Path(__file__).parent
+    mixed = {"test_repository.py", "test_exact_resume.py"}  # which import replicax.tf beside replicax
+    wrong = [
+        path.relative_to(tests)
+        for path in sorted(tests.rglob("test_*.py"))
+        if tests / "tf" not in path.parents and path.name not in mixed
+        if IMPORT_OF_TF.search(path.read_text(encoding="utf-8"))
+    ]
+    assert not wrong, f"move the tests of replicax.tf to tests/tf: {wrong}"
 
 
 def names_the_core(text: str) -> bool:

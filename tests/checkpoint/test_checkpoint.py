@@ -788,7 +788,7 @@ def test_a_process_that_is_killed_while_it_saves_leaves_whole_checkpoints(run_py
 def test_orbax_is_imported_only_on_use(run_python):
     done = run_python("""
         import sys
-        import replicax, replicax.tf
+        import replicax
         assert not [name for name in sys.modules if name.partition(".")[0] in ("orbax", "tensorstore")]
         sys.modules["orbax"] = None
         v = replicax.Variable(1.0)
@@ -800,67 +800,6 @@ def test_orbax_is_imported_only_on_use(run_python):
             raise AssertionError
     """)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_program_for_tensorflow(run_python):
-    """As TensorFlow 2.21 prints it."""
-    done = run_python(
-        """
-        import os, tempfile
-        import replicax.tf as tf
-
-        class Layer(tf.Module):
-            def __init__(self, units):
-                super().__init__()
-                self.units, self.scale = units, tf.constant(2.0)
-
-            def __call__(self, x):
-                if not hasattr(self, "w"):
-                    self.w = tf.Variable(tf.zeros([x.shape[-1], self.units]))
-                return x @ self.w
-
-        class Model(tf.Module):
-            def __init__(self):
-                super().__init__()
-                self.layers = [Layer(3), Layer(1)]
-
-            def __call__(self, x):
-                for layer in self.layers:
-                    x = layer(x)
-                return x
-
-        def model_under(strategy):
-            with strategy.scope():
-                model = Model()
-            return model, tf.train.Checkpoint(model=model, step=tf.Variable(0, dtype=tf.int64))
-
-        folder = tempfile.mkdtemp()
-        model, checkpoint = model_under(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
-        model(tf.ones([2, 4]))
-        for v in model.variables:
-            v.assign(v + 1.0)
-        checkpoint.step.assign_add(7)
-        path = checkpoint.save(os.path.join(folder, "ckpt"))
-        print(sorted(tf.train.load_checkpoint(path).get_variable_to_shape_map()))
-
-        strategy = tf.distribute.MirroredStrategy(["CPU:2"])
-        model, checkpoint = model_under(strategy)
-        status = checkpoint.restore(tf.train.latest_checkpoint(folder))
-        print(checkpoint.step.numpy(), checkpoint.save_counter)
-        with strategy.scope():
-            step = tf.function(lambda x: strategy.run(model, args=(x,)))
-            print(step(tf.ones([2, 4])).numpy().tolist())
-        status.assert_consumed()
-    """,
-        env={"REPLICAX_VIRTUAL_DEVICES": "CPU:3"},
-    )
-    assert done.returncode == 0, done.stderr
-    keys = ["model/layers/0/w", "model/layers/1/w", "save_counter", "step"]
-    assert done.stdout.splitlines() == [
-        str(["_CHECKPOINTABLE_OBJECT_GRAPH", *(f"{key}/.ATTRIBUTES/VARIABLE_VALUE" for key in keys)]),
-        "7 <tf.Variable 'save_counter:0' shape=() dtype=int64, numpy=1>",
-        "[[12.0], [12.0]]",
-    ]
 
 
 @pytest.mark.parametrize("distributed", [False, True], ids=["dataset", "distributed"])

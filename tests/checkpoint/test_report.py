@@ -114,28 +114,11 @@ key, used = jax.random.split(key)
 checkpoint = rx.train.Checkpoint(w=w, step=step, key=jax.random.key(0))
 checkpoint.key, used = jax.random.split(checkpoint.key)
 """, []),
-    "TensorFlow's random numbers": ("""
-import replicax.tf as tf
-generator = tf.random.Generator.from_seed(1)
-checkpoint = rx.train.Checkpoint(w=w, step=step)
-generator.normal([2])
-tf.random.normal([2])
-""", [("variable", "the state of a tf.random.Generator", 3),
-      ("random", "the counters of functions of tf.random that take no generator, which was drawn from", None)]),
-    "random numbers in a function of a dataset": ("""
-import replicax.tf as tf
-generator = tf.random.Generator.from_seed(1)
-iterator = iter(rows.map(lambda x: tf.random.normal([1]) + generator.normal([1])))
-checkpoint = rx.train.Checkpoint(w=w, step=step, generator=generator, iterator=iterator, random=rx.train.RandomState())
-next(iterator)
-""", [("variable", "the state of a tf.random.Generator is assigned by a function of a dataset, which runs ahead of "
-       "the position that is saved", 3),
-      ("random", "random numbers that a function of a dataset draws with tf.random, ahead of the saved position", 4)]),
 }  # fmt: skip
 
 
 KERAS = """
-from replicax.tf import keras
+import keras
 with strategy.scope():
     model = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dropout(0.1),
                               keras.layers.Dense(1)])
@@ -160,8 +143,6 @@ for name, code in json.load(open("programs.json")).items():
             del own[other]
     gc.collect()
     report._baseline, frames.notes_changes = None, False
-    if "replicax.tf._random_keys" in sys.modules:
-        sys.modules["replicax.tf._random_keys"].all_counters.drawn_by_input = None
     print(name, end=" ", flush=True)
     exec(compile(code, "program.py", "exec"), own)
 """

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import types
 import warnings
@@ -16,122 +15,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow_files
 from strategies import over, sharded
+from tensorflow_files import RECORDED
 
 import replicax as rx
 from replicax._base.crc32c import masked_crc32c
 from replicax._checkpoint import sorted_table
 from replicax._checkpoint.tensor_bundle import TensorBundle
 
-HERE = Path(__file__).parent / "tensorflow_files"
-RECORDED = HERE / "recorded"
 TABLE = np.array(json.loads((RECORDED / "told.json").read_text())["table"], np.float32)
 Checkpoint = rx.train.Checkpoint
-
-
-@pytest.fixture(params=["recorded", pytest.param("live", marks=pytest.mark.tensorflow)])
-def written(request, once, tmp_path_factory):
-    """A folder of checkpoints that TensorFlow wrote."""
-    if request.param == "recorded":
-        return RECORDED
-    python = request.getfixturevalue("tensorflow_python")
-    folder = tmp_path_factory.mktemp("tensorflow")
-
-    def write():
-        command = [python, HERE / "write.py", folder]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return str(folder)
-
-    return Path(once("tensorflow_checkpoints", write))
-
-
-_TRAINING = """
-import json, sys, warnings
-sys.path.insert(0, {here!r})
-from programs import PROGRAMS, of_keras
-from replicax.tf import keras
-warnings.simplefilter("error")
-folder = {folder!r}
-with open(folder + "/told.json") as file:
-    told = json.load(file)
-
-def of_keras2(tf, keras, seed):
-    layers = [keras.layers.Dense(5, activation="relu"), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-    return of_keras(tf, keras, keras.Sequential(layers), keras.optimizers.Adam(0.05))
-
-PROGRAMS |= {{name: of_keras2 for name in ("keras2", "legacy")}}
-
-def goes_on(name, build=False, strategy=None, exact=True):
-    training = PROGRAMS[name](tf, keras, 1)
-    if build:
-        training.build()
-    manager = tf.train.CheckpointManager(tf.train.Checkpoint(**training.objects), f"{{folder}}/{{name}}", max_to_keep=5)
-    assert manager.restore_or_initialize() == f"{{folder}}/{{name}}/ckpt-2"
-    status = manager.checkpoint.restore(manager.latest_checkpoint)
-    losses = [float(training.step()) for _ in told[name]]
-    assert np.allclose(losses, told[name], rtol=1e-5, atol=1e-6), (name, losses, told[name])
-    (status.assert_consumed if exact else status.assert_existing_objects_matched)()
-    status.expect_partial()
-    assert int(manager.checkpoint.save_counter) == 2
-    return training
-"""
-
-
-def test_trainings_go_on_with_the_losses_of_tensorflow(written, run_tf):
-    """Variables, models and optimizers that exist, and those that are made after `restore`."""
-    run_tf(
-        _TRAINING.format(here=str(HERE), folder=str(written))
-        + """
-assert int(goes_on("module").objects["step"]) == 9
-goes_on("functional", build=True)
-goes_on("sequential")
-goes_on("subclass", build=True)  # whose layers in a list are found by the optimizer
-if "legacy" in told:  # of Keras 2
-    goes_on("module", build=True)
-    goes_on("keras2")
-    goes_on("legacy", exact=False)  # Keras 3 has no variables for beta_1, beta_2 and decay
-    goes_on("legacy", build=True, exact=False)
-
-# Keras's own file, and Keras 2's way to load weights.
-training = PROGRAMS["functional"](tf, keras, 1)
-training.objects["model"].load_weights(folder + "/model.weights.h5")
-assert np.isclose(float(training.step()), told["weights"], rtol=1e-5)
-if "legacy" in told:
-    model = keras.Sequential([keras.layers.Dense(1)])
-    raises(ValueError, lambda: model.load_weights(folder + "/legacy/ckpt-2", skip_mismatch=True), "skip_mismatch")
-    raises(AssertionError, lambda: model.load_weights(folder + "/legacy/ckpt-2").expect_partial(), "Nothing except")
-"""
-    )
-
-
-def test_a_training_goes_on_under_a_strategy(run_tf):
-    run_tf(
-        _TRAINING.format(here=str(HERE), folder=str(RECORDED))
-        + """
-for shard in (False, True):
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], shard_variables=shard)
-    with strategy.scope():
-        training = PROGRAMS["functional"](tf, keras, 1)
-    model, optimizer = training.objects["model"], training.objects["optimizer"]
-    tf.train.Checkpoint(model=model, optimizer=optimizer).restore(folder + "/functional/ckpt-2")
-    from programs import X, Y
-
-    @tf.function
-    def step():
-        def replica_step():
-            rows = tf.range(8) + 8 * tf.distribute.get_replica_context().replica_id_in_sync_group
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum((model(tf.gather(X, rows), training=True) - tf.gather(Y, rows)) ** 2) / 16
-            variables = model.trainable_variables
-            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
-            return loss
-        return strategy.reduce("SUM", strategy.run(replica_step), axis=None)
-
-    losses = [float(step()) for _ in range(5)]
-    assert np.allclose(losses, told["functional"], rtol=1e-5), (losses, told["functional"])
-"""
-    )
+written = tensorflow_files.written
 
 
 def test_readers_show_keys_shapes_dtypes_and_values(written):

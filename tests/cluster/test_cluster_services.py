@@ -478,7 +478,7 @@ def test_a_tpu_vm_knows_its_slice_from_the_metadata_server(endpoints, service, m
     ],
 )
 def test_the_machines_of_a_slice_are_joined(tpu, environment, addresses, own, service, tpu_api, monkeypatch):
-    """Where it is known which of them this is. What follows is in test_tpu_hosts.py."""
+    """Where it is known which of them this is. What follows is in tests/tf/test_tpu_hosts.py."""
     service.answers[NODE_PATH] = (200, NODE)
     joined = []
     monkeypatch.setattr(TPUClusterResolver, "_join", lambda self, *job: joined.append(job))

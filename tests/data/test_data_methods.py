@@ -1,6 +1,6 @@
 """Methods of `Dataset` that choose, group and leave out elements, as far as random numbers or options matter.
 
-tests/conformance/test_data_against_tensorflow.py has the rest, beside TensorFlow.
+tests/tf/test_data_against_tensorflow.py has the rest, beside TensorFlow.
 """
 
 import jax

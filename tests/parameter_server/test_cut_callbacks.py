@@ -9,7 +9,6 @@ import pytest
 from cut_simulator import check, normal, simulate, unpacked, variable
 from jax import lax
 from jax.experimental import io_callback
-from tasks import ENVIRONMENT
 
 import replicax as rx
 from replicax._tracing import step_failures
@@ -95,32 +94,3 @@ def test_ids_that_a_callback_gives_are_no_lookup():
 
     outcome = check(simulate(read, (jnp.arange(3),)))
     assert outcome.cut.index is None and outcome.read == 300 * 8 * 4
-
-
-def test_tensorflows_prints_and_assertions_become_outputs(run_well):
-    run_well(
-        """
-        import numpy as np
-        import replicax.tf as tf
-        import replicax as rx
-        from cut_simulator import simulate
-
-        rx.config.optimize_programs(False)
-        v = tf.Variable(1.0)
-
-        @tf.function
-        def step(x):
-            tf.print("x", x)
-            tf.debugging.assert_positive(x, message="x has to be positive")
-            v.assign_add(x)
-            return v
-
-        outcome = simulate(step, (tf.constant(2.0),), exported=True)
-        parts = outcome.cut
-        assert [callback.shows for callback in parts.callbacks] == [True, False], parts.callbacks
-        assert not parts.has_callbacks
-        for callback, operands in zip(parts.callbacks, outcome.operands):
-            callback.function(*map(np.asarray, operands))
-        """,
-        env=ENVIRONMENT,
-    )

@@ -4,7 +4,7 @@ Each program runs on `replicax.tf`. Either it prints the same to the letter, or 
 facts/NUMBER.diff (lines of TensorFlow's with `-`, ours with `+`), with the reason in docs/reference/differences.md;
 facts/differences.toml has the section of each number.
 
-To look at the differences anew after a change: REPLICAX_WRITE_FACTS=1 pytest tests/conformance/test_facts.py
+To look at the differences anew after a change: REPLICAX_WRITE_FACTS=1 pytest tests/tf/test_facts.py
 """
 
 import difflib
