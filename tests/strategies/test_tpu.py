@@ -62,17 +62,6 @@ def test_a_replica_is_called_after_its_first_logical_device():
     assert repr(strategy).endswith("([['TPU:0', 'TPU:1', 'TPU:2', 'TPU:3'], ['TPU:4', 'TPU:5', 'TPU:6', 'TPU:7']])")
 
 
-def test_experimental_tpu_strategy_is_a_class_of_its_own():
-    """Fact 170."""
-    from replicax._strategies.tpu import ExperimentalTPUStrategy
-
-    virtual_tpus()
-    strategy = ExperimentalTPUStrategy()
-    assert not isinstance(strategy, rx.TPUStrategy) and isinstance(strategy, rx.Strategy)
-    assert not hasattr(strategy, "experimental_split_to_logical_devices")
-    assert len(strategy.run(lambda: replica_id()).values) == 8
-
-
 def train(strategy: rx.Strategy, way: Any, split: list[int] | None) -> tuple[list[Any], Any]:
     """Losses and state of two training steps of a linear layer, its weights split where that is asked for."""
     weights = np.linspace(-1, 1, 8 * 16, dtype=np.float32).reshape(8, 16)

@@ -106,3 +106,22 @@ def test_compat_v1_parameter_servers(run_python):
                 raise AssertionError("no error")
     """, env={"REPLICAX_VIRTUAL_DEVICES": "GPU:2,CPU:1"})  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_experimental_tpu_strategy_is_a_class_of_its_own(run_python):
+    """Fact 170."""
+    done = run_python(
+        """
+        import jax.numpy as jnp
+        import replicax.tf as tf
+
+        strategy = tf.distribute.experimental.TPUStrategy()
+        assert not isinstance(strategy, tf.distribute.TPUStrategy) and isinstance(strategy, tf.distribute.Strategy)
+        assert not hasattr(strategy, "experimental_split_to_logical_devices")
+        context = tf.distribute.get_replica_context
+        ids = strategy.run(lambda: jnp.ones(1) * context().replica_id_in_sync_group)
+        assert strategy.gather(ids, 0).numpy().tolist() == [*range(8)]
+        """,
+        env={"REPLICAX_VIRTUAL_DEVICES": "TPU:8"},
+    )
+    assert done.returncode == 0, done.stderr

@@ -31,7 +31,7 @@ from replicax._control_flow.traced_block import (
     state_of,
     write,
 )
-from replicax._tracing import active_tapes, dataset_reads, frames
+from replicax._tracing import dataset_reads
 from replicax._tracing.autograph_switch import where
 
 # Branches.
@@ -147,35 +147,6 @@ def _same_object(a: object, b: object) -> bool:
 
 def _described(leaf: object) -> str:
     return f"a tensor of {leaf.dtype}" if isinstance(leaf, Tensor) else repr(leaf)
-
-
-# Rematerialization.
-
-
-def recomputed(f: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
-    """Calls `f` so that its gradient computes intermediate values again. Eagerly, this is a plain call.
-
-    Each call traces `f` anew: `jax.checkpoint` would keep the jaxpr, with the values of variables that `f` reads.
-    """
-    if not frames.is_tracing():
-        return f(*args, **kwargs)
-    if not isinstance(frames.frame(), frames.TraceFrame):  # in a `jax.jit` of the user's
-        return jax.checkpoint(lambda *args, **kwargs: f(*args, **kwargs))(*args, **kwargs)
-    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=lambda x: x is None or active_tapes.is_variable(x))
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
-
-    def code(*tracers: jax.Array) -> tuple[Tree]:
-        given = dict(zip(places, tracers))
-        own_args, own_kwargs = jax.tree.unflatten(tree, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
-        return (f(*own_args, **own_kwargs),)
-
-    arrays = [leaves[i] for i in places]
-    block = TracedBlock(("the result",), code, arrays)
-    state, written = state_of(block)
-
-    results, after = jax.checkpoint(lambda arrays, state: block.run(arrays, state, written))(arrays, state)
-    write(written, after)
-    return block.values[0].rebuilt(results)
 
 
 # Loops.

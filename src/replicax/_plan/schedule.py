@@ -38,11 +38,6 @@ class Event:
     size: float = 0.0
 
     @property
-    def is_collective(self) -> bool:
-        """Whether it communicates."""
-        return self.kind not in ("product", "convolution", "other")
-
-    @property
     def exposed_bytes(self) -> float:
         """The bytes that are sent while the computation waits."""
         return self.size * self.exposed / (self.end - self.start) if self.end > self.start else 0.0

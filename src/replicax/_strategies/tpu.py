@@ -164,12 +164,3 @@ class TPUStrategy(Strategy):
         (8, (2, 8))
         """
         return self.replicate_to_devices(tensor)
-
-
-class ExperimentalTPUStrategy(Strategy):
-    """The older `experimental.TPUStrategy`: `TPUStrategy` without the methods for logical devices."""
-
-    def __init__(
-        self, tpu_cluster_resolver: ClusterResolver | None = None, device_assignment: DeviceAssignment | None = None
-    ):
-        super().__init__(TPUExtended(self, tpu_cluster_resolver, device_assignment))

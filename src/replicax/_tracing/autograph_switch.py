@@ -13,7 +13,7 @@ from typing import ParamSpec, Protocol, TypeVar, overload
 
 import jax
 
-from replicax._base import doc_pages, errors, jax_internals
+from replicax._base import doc_pages, errors
 from replicax._base.thread_state import current, entered
 from replicax._base.types import Tree
 
@@ -95,14 +95,14 @@ _VALUE = (
     "`replicax.function(autograph=True)`, or use `tf.range` in a `tf.function`. To look at values, run eagerly: "
     "`replicax.config.run_functions_eagerly(True)`."
 )
-_NEEDS_VALUES = (
+NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
 
 
-_LEFT_BEHIND = (
+LEFT_BEHIND = (
     "A tensor was used outside of the compiled function that computed it, or of the replica function of "
     "`strategy.run`, which had left it on an object or in a list. Return it from that function and use the result. "
     "JAX says:"
@@ -111,22 +111,12 @@ _LEFT_BEHIND = (
 
 def advise(error: BaseException) -> None:
     """Add to an error of JAX about a traced value what to do, once."""
-    if isinstance(error, jax.errors.UnexpectedTracerError) and not str(error).startswith(_LEFT_BEHIND):
-        error.args = (f"{_LEFT_BEHIND} {error}",)
-    if isinstance(error, _NEEDS_VALUES):
+    if isinstance(error, jax.errors.UnexpectedTracerError) and not str(error).startswith(LEFT_BEHIND):
+        error.args = (f"{LEFT_BEHIND} {error}",)
+    if isinstance(error, NEEDS_VALUES):
         text = _BRANCH if isinstance(error, jax.errors.TracerBoolConversionError) and not current.autograph else _VALUE
         if not {_BRANCH, _VALUE} & set(getattr(error, "__notes__", ())):
             error.add_note(text)
-
-
-def advise_on_value(error: Exception) -> None:
-    """Raise `UnexpectedTracerError` for an error of JAX about a value that is asked for while nothing is traced.
-
-    The tensor is then one that a compiled function has left behind.
-    """
-    if isinstance(error, _NEEDS_VALUES) and jax_internals.is_eager(jax_internals.current_trace()):
-        raise jax.errors.UnexpectedTracerError(f"{_LEFT_BEHIND} {error}") from None
-    advise(error)
 
 
 def converted(fn: Callable[..., _R]) -> Callable[..., _R]:

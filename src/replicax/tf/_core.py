@@ -68,6 +68,7 @@ from replicax._checkpoint.preemption import PreemptionCheckpointHandler, Termina
 from replicax._cluster import tpu_system
 from replicax._cluster.preemption import PreemptionWatcher
 from replicax._cluster.resolver import ClusterResolver
+from replicax._cluster.topology import DeviceAssignment
 from replicax._collectives.cross_device_ops import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
@@ -121,8 +122,8 @@ from replicax._strategies.mirrored import MirroredStrategy
 from replicax._strategies.multi_worker import ExperimentalMultiWorkerMirroredStrategy, MultiWorkerMirroredStrategy
 from replicax._strategies.one_device import OneDeviceStrategy
 from replicax._strategies.strategy import Strategy
-from replicax._strategies.tpu import ExperimentalTPUStrategy, TPUStrategy
-from replicax._tracing import autograph_switch, context, dataset_reads, frames, step_failures
+from replicax._strategies.tpu import TPUExtended, TPUStrategy
+from replicax._tracing import active_tapes, autograph_switch, context, dataset_reads, frames, step_failures
 from replicax._tracing.context import (
     ReplicaContext,
     StrategyLike,

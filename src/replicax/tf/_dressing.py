@@ -116,7 +116,7 @@ def advising(method: Callable[..., _R]) -> Callable[..., _R]:
         try:
             return method(self, *args, **kwargs)
         except jax.errors.JAXTypeError as error:
-            autograph_switch.advise_on_value(error)
+            _advise_on_value(error)
             raise
 
     return call
@@ -139,6 +139,16 @@ def naming_numpy(method: Callable[..., object]) -> Callable[..., object]:
         raise AttributeError(text, name=name, obj=self)
 
     return call
+
+
+def _advise_on_value(error: Exception) -> None:
+    """Raise `UnexpectedTracerError` for an error of JAX about a value that is asked for while nothing is traced.
+
+    The tensor is then one that a compiled function has left behind.
+    """
+    if isinstance(error, autograph_switch.NEEDS_VALUES) and jax_internals.is_eager(jax_internals.current_trace()):
+        raise jax.errors.UnexpectedTracerError(f"{autograph_switch.LEFT_BEHIND} {error}") from None
+    autograph_switch.advise(error)
 
 
 _ADVISING = "__abs__ __array__ __bool__ __complex__ __float__ __getitem__ __index__ __int__ __invert__ __neg__"

@@ -19,6 +19,7 @@ from replicax.tf._core import (
     RaggedTensor,
     RaggedTensorSpec,
     Tree,
+    active_tapes,
     autograph_switch,
     cond_and_loops,
     dataset_reads,
@@ -28,6 +29,7 @@ from replicax.tf._core import (
     is_composite,
     shown,
     thread_state,
+    traced_block,
 )
 from replicax.tf._core import nest as _nest
 from replicax.tf._host import jnp, lax
@@ -312,9 +314,34 @@ def recompute_grad(f: Callable[..., Tree]) -> Callable[..., Tree]:
 
     @functools.wraps(f)
     def call(*args: Tree, **kwargs: Tree) -> Tree:
-        return cond_and_loops.recomputed(f, args, kwargs)
+        return _recompute(f, args, kwargs)
 
     return call
+
+
+def _recompute(f: Callable[..., Tree], args: builtins.tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
+    """Call `f` so that its gradient computes intermediate values again. Eagerly, this is a plain call.
+
+    Each call traces `f` anew: `jax.checkpoint` would keep the jaxpr, with the values of variables that `f` reads.
+    """
+    if not frames.is_tracing():
+        return f(*args, **kwargs)
+    if not isinstance(frames.frame(), frames.TraceFrame):  # in a `jax.jit` of the user's
+        return jax.checkpoint(lambda *args, **kwargs: f(*args, **kwargs))(*args, **kwargs)
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=lambda x: x is None or active_tapes.is_variable(x))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+
+    def code(*tracers: jax.Array) -> builtins.tuple[Tree]:
+        given = dict(zip(places, tracers))
+        own_args, own_kwargs = jax.tree.unflatten(tree, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
+        return (f(*own_args, **own_kwargs),)
+
+    arrays = [leaves[i] for i in places]
+    block = traced_block.TracedBlock(("the result",), code, arrays)
+    state, written = traced_block.state_of(block)
+    results, after = jax.checkpoint(lambda arrays, state: block.run(arrays, state, written))(arrays, state)
+    traced_block.write(written, after)
+    return block.values[0].rebuilt(results)
 
 
 def grad_pass_through(f: Callable[[jax.Array], TensorLike]) -> Callable[[TensorLike], jax.Array]:

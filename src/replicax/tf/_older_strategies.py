@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
 from replicax.tf._core import (
+    ClusterResolver,
     Dataset,
+    DeviceAssignment,
     DistributedDataset,
     DistributedIterator,
     InputContext,
@@ -24,6 +26,7 @@ from replicax.tf._core import (
     Strategy,
     StrategyExtended,
     StrategyLike,
+    TPUExtended,
     Tree,
     Variable,
     nest,
@@ -231,6 +234,15 @@ class OlderMethods:
         'config'
         """
         return config_proto
+
+
+class ExperimentalTPUStrategy(Strategy):
+    """The older `experimental.TPUStrategy`: `TPUStrategy` without the methods for logical devices."""
+
+    def __init__(
+        self, tpu_cluster_resolver: ClusterResolver | None = None, device_assignment: DeviceAssignment | None = None
+    ):
+        super().__init__(TPUExtended(self, tpu_cluster_resolver, device_assignment))
 
 
 _OMITTED = object()

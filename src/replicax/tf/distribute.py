@@ -16,7 +16,6 @@ from replicax.tf._core import (
     DistributedIterator,
     DistributedValues,
     ExperimentalMultiWorkerMirroredStrategy,
-    ExperimentalTPUStrategy,
     HierarchicalCopyAllReduce,
     InputContext,
     InputOptions,
@@ -44,6 +43,7 @@ from replicax.tf._core import (
     in_cross_replica_context,
     partitioners,
 )
+from replicax.tf._older_strategies import ExperimentalTPUStrategy as _ExperimentalTPUStrategy
 
 if _typing.TYPE_CHECKING:
     from replicax.tf._core import ParameterServerStrategy, Server, cluster_resolver, coordinator
@@ -89,7 +89,7 @@ experimental.__dict__.update(
     MultiWorkerMirroredStrategy=ExperimentalMultiWorkerMirroredStrategy,
     PreemptionCheckpointHandler=PreemptionCheckpointHandler,
     PreemptionWatcher=PreemptionWatcher,
-    TPUStrategy=ExperimentalTPUStrategy,
+    TPUStrategy=_ExperimentalTPUStrategy,
     TerminationConfig=TerminationConfig,
     ValueContext=ValueContext,
     partitioners=partitioners,
