@@ -245,7 +245,8 @@ def test_input_of_a_dropped_iterator_ends():
         return True
 
     dataset = batches(mirrored(2))
-    assert list(dataset._placed(Iteration("", stopped), dataset._readings(), 0, Demand())) == []
+    rounds = placed_rounds.rounds_of(dataset)
+    assert list(rounds.placed(Iteration("", stopped), rounds.readings(), 0, Demand())) == []
 
 
 def test_a_batch_given_to_all_steps_warns():

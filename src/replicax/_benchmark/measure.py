@@ -21,12 +21,12 @@ from replicax._base.types import Tree
 from replicax._benchmark import hlo
 from replicax._benchmark import without_communication as _without_communication
 from replicax._data.dataset import Dataset
-from replicax._data.iterators import ElementIterator
+from replicax._data.iterators import ElementIterator, pull, push_back
 from replicax._engine import function as _function
 from replicax._engine import modes
 from replicax._engine.function import Function
 from replicax._engine.signature import CallSignature
-from replicax._input.distributed_dataset import DistributedDataset
+from replicax._input.distributed_dataset import DistributedDataset, for_this_process
 from replicax._input.iterator import DistributedIterator
 from replicax._report.benchmark import TIMES, Benchmark
 from replicax._strategies.strategy import Strategy
@@ -234,8 +234,7 @@ class _Feed:
         self._taken: list[Tree] | None = None  # elements of the user's own iterator, which go back to it
         if isinstance(batch, Dataset):
             batch = strategy.experimental_distribute_dataset(batch)
-        if isinstance(batch, DistributedDataset):
-            batch = batch._for_this_process()
+        batch = for_this_process(batch)
         iterators = [x for x in batch if isinstance(x, ElementIterator)] if isinstance(batch, tuple) else []
         if isinstance(batch, (DistributedDataset, Dataset)):
             self._dataset, self._iterator = batch, iter(batch)
@@ -261,11 +260,11 @@ class _Feed:
     def unused(self) -> None:
         """Takes the pushed-back element out of the iterator, after arguments that were passed to no call."""
         if self._given is not None and self._iterator is not None:
-            self._iterator._pull()
+            pull(self._iterator)
 
     def _arguments(self, element: Tree) -> tuple[Tree, ...]:
         if self._given is not None and self._iterator is not None:
-            self._iterator._push_back(element)
+            push_back(self._iterator, element)
             return self._given
         return element if isinstance(element, tuple) else (element,)
 
@@ -273,7 +272,7 @@ class _Feed:
         assert self._iterator is not None
         element: Tree
         try:
-            element = self._iterator._pull()
+            element = pull(self._iterator)
         except StopIteration:
             if self._dataset is None:
                 raise ValueError(
@@ -283,7 +282,7 @@ class _Feed:
             self._end()
             self._iterator = iterator = iter(self._dataset)
             try:
-                element = iterator._pull()
+                element = pull(iterator)
             except StopIteration:
                 raise ValueError("The dataset of a benchmark has no elements.") from None
         if self._taken is not None:
@@ -294,7 +293,7 @@ class _Feed:
         """Gives the elements back to the user's iterator."""
         for element in reversed(self._taken or []):
             assert self._iterator is not None
-            self._iterator._push_back(element)
+            push_back(self._iterator, element)
         if self._dataset is not None:
             self._end()
 

@@ -22,6 +22,7 @@ from jax.typing import DTypeLike
 
 from replicax._base import array_conversion, json_values
 from replicax._base.host_memory import put
+from replicax._base.positioned import Positioned
 from replicax._base.types import Leaf, Tree
 from replicax._tracing import frames
 from replicax._values import is_array, is_global
@@ -222,9 +223,7 @@ class PositionLeaf:
 
     def packed_at_beginning(self) -> str:
         """Returns the position where the iterator began, as text; that of another library's where it stands."""
-        if not _has(self.owner, "_state_at"):
-            return self.packed()
-        return _packed(self.owner._state_at(self.owner._start))  # type: ignore[attr-defined]
+        return _packed(self.owner._first_state()) if isinstance(self.owner, Positioned) else self.packed()
 
     def unpack(self, text: str) -> None:
         """Moves the iterator to a position of `packed`."""
@@ -232,10 +231,10 @@ class PositionLeaf:
 
     def carried_over(self, texts: Sequence[str]) -> str | None:
         """Returns which position of another number of processes holds here; None where none does."""
-        if not _has(self.owner, "_carried_over"):
+        if not isinstance(self.owner, Positioned):
             return None
         states = list(map(_unpacked, texts))
-        state = self.owner._carried_over(states)  # type: ignore[attr-defined]
+        state = self.owner._carried_over(states)
         return None if state is None else texts[states.index(state)]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from replicax._base import frontend
 from replicax._base.messages import received
+from replicax._base.positioned import Positioned
 
 _State: TypeAlias = Any  # numbers, strings and arrays in dicts, lists and tuples
 
@@ -22,7 +23,7 @@ def states() -> dict[str, _State]:
     return found
 
 
-class RandomState:
+class RandomState(Positioned):
     """The random numbers that a program draws without an object in its checkpoint.
 
     These are those of Python's `random`, of `numpy.random`, and of the functions of `tf.random` that take no generator

@@ -161,13 +161,13 @@ def _iterators(covered: set[int]) -> Iterator[Uncovered]:
     counted: set[int] = set()
     sources: dict[Any, Uncovered] = {}
     for one, origin in iterators.living:
-        nodes, readings = one._behind()
+        nodes, readings, position = iterators.standing(one)
         known = id(one) in covered
-        under_way = one._position > 0 and not one._ended
+        under_way = position > 0
         if known or under_way:
             counted.update(id(memory) for of_one in readings for memory in of_one.memories)
         if under_way and not known:
-            what = f"the position of an iterator, after {one._position} elements"
+            what = f"the position of an iterator, after {position} elements"
             yield Uncovered("iterator", what, origin.place, "Give the iterator a name in the Checkpoint.")
         for unsure in (unsure for node in nodes for unsure in node.unsure if known):
             advice = (

@@ -15,6 +15,7 @@ from replicax._base import thread_state, tracebacks
 from replicax._base.errors import InvalidArgumentError, OutOfRangeError
 from replicax._base.living import Living
 from replicax._base.messages import received
+from replicax._base.positioned import Positioned
 from replicax._base.types import Leaf, Tree
 from replicax._data import composites
 from replicax._data.calls import ending
@@ -310,7 +311,40 @@ class ElementIterator(Iterator[Tree]):
             return Optional()
 
 
-class DatasetIterator(ElementIterator):
+# For other modules; in the class, users would see these names.
+
+
+def pull(iterator: ElementIterator) -> Tree:
+    """Return the next element from the host, never from a compiled function; raise StopIteration at the end."""
+    return iterator._pull()
+
+
+def push_back(iterator: ElementIterator, element: Tree | Block) -> None:
+    """Make an element, or those of a block, the next of the iterator again."""
+    iterator._push_back(element)
+
+
+def pull_block(iterator: ElementIterator, count: int) -> Block | None:
+    """Return the next `count` elements as a block; None if they are fewer or differ, and then all are still to come."""
+    return iterator._pull_block(count)
+
+
+def has_next(iterator: ElementIterator, count: int) -> bool:
+    """Return whether there are `count` elements more; an exception in place of an element counts as one."""
+    return iterator._has_next(count)
+
+
+def ask_for(iterator: ElementIterator, count: int) -> None:
+    """Tell the thread that makes elements that they are taken `count` at a time from now on."""
+    iterator._ask_for(count)
+
+
+def standing(iterator: ElementIterator) -> tuple[Sequence[Node], Sequence[Reading], int]:
+    """Return an iterator's nodes and their readings, and the number of elements that it gave; 0 at its end."""
+    return *iterator._behind(), 0 if iterator._ended else iterator._position
+
+
+class DatasetIterator(ElementIterator, Positioned):
     """An iterator over the elements of a `Dataset`, as tensors.
 
     `save_state` tells where it stands, and `restore_state` of another iterator over the same dataset, built by the
@@ -360,10 +394,10 @@ class DatasetIterator(ElementIterator):
         >>> int(next(other))
         2
         """
-        return self._state_at(self._position)
+        return state_to_bytes(Position(self._position), [self._reading])
 
-    def _state_at(self, position: int) -> bytes:
-        return state_to_bytes(Position(position), [self._reading])
+    def _first_state(self) -> bytes:
+        return state_to_bytes(Position(self._start), [self._reading])
 
     def restore_state(self, state: bytes) -> None:
         """Continues at the position of the iterator whose `save_state` returned `state`.

@@ -18,7 +18,7 @@ from replicax._base import array_conversion, jax_internals, nest
 from replicax._base.errors import OutOfRangeError
 from replicax._base.types import Leaf, Tree
 from replicax._data.calls import ends_data
-from replicax._data.iterators import ElementIterator
+from replicax._data.iterators import ElementIterator, has_next, pull_block, push_back
 from replicax._data.multi_step import Block
 from replicax._engine.program import Program
 from replicax._tracing.dataset_reads import DatasetRead, element_arrays, outside, same_sources
@@ -55,7 +55,7 @@ def found(entries: Sequence[Program], count: int, arguments: Sequence[ElementIte
     pulled: list[tuple[ElementIterator, Block]] = []
     with outside():
         for source in sources:
-            block = source._pull_block(count)
+            block = pull_block(source, count)
             if block is None:
                 break
             pulled.append((source, block))
@@ -66,7 +66,7 @@ def found(entries: Sequence[Program], count: int, arguments: Sequence[ElementIte
         if entry is not None and entry.is_repeatable:
             return Several(entry, count, elements)
         for source, block in pulled:
-            source._push_back(block)
+            push_back(source, block)
     return NOT_TRACED if entry is None and all_came else None
 
 
@@ -88,7 +88,7 @@ def has_more(entries: Sequence[Program] | None, arguments: Sequence[ElementItera
     """Returns whether there are elements for one more step, as far as it is known where they come from."""
     sources = [read.source(arguments) for read in entries[0].reads] if entries else []
     with outside():
-        return all(source is None or source._has_next(sources.count(source)) for source in sources)
+        return all(source is None or has_next(source, sources.count(source)) for source in sources)
 
 
 class SeparateResults(list[Leaf], nest.LeafBase):

@@ -21,6 +21,7 @@ from replicax._base.compile_settings import looks_for_nans
 from replicax._base.messages import shown
 from replicax._base.thread_state import current
 from replicax._base.types import Leaf, Tree
+from replicax._data import iterators
 from replicax._engine import general_trace, modes, multi_step, step_hints
 from replicax._engine.compile_log import CompileNote
 from replicax._engine.modes import CreatesVariables, PythonCode
@@ -93,7 +94,7 @@ class Programs:
         if several is not multi_step.NOT_TRACED:
             return several
         for iterator in call.iterators:
-            iterator._ask_for(count)
+            iterators.ask_for(iterator, count)
         known = len(entries)
         with self._turn():
             if len(entries) == known and self._without_running(call, lambda: self._new(call)) is None:

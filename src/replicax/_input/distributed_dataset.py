@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,12 +22,115 @@ from replicax._data.skipping import warn_of_making
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, tensor_spec
 from replicax._input.agreement import Round, Worker, all_static
 from replicax._input.iterator import DistributedIterator
-from replicax._input.placed_rounds import Place, PlacedRounds
+from replicax._input.placed_rounds import OfRounds, Place, PlacedRounds
 from replicax._input.sources import as_dataset, is_buffered
 from replicax._input.split import ALONE, Shares, not_a_batch, rebatched_rounds
 
 
-class DistributedDataset(PlacedRounds):
+class BatchRounds(PlacedRounds):
+    """The rounds of a dataset of global batches; the arguments are those of `DistributedDataset`."""
+
+    def __init__(
+        self,
+        dataset: object,
+        num_replicas: int,
+        place: Place,
+        options: InputOptions | None = None,
+        policy: AutoShardPolicy | None = None,
+        worker: Worker = ALONE,
+    ) -> None:
+        source = as_dataset(dataset, ahead=is_buffered(options))
+        super().__init__(num_replicas, place, options, worker)
+        self.sources, self._source = [source], node_of(source)
+        if self.options.experimental_replication_mode == InputReplicationMode.PER_REPLICA:
+            raise NotImplementedError(
+                "InputReplicationMode.PER_REPLICA is only supported in `distribute_datasets_from_function`."
+            )
+        if self.total > 1:
+            spec = self._source.spec(False)
+            if spec is not None and any(s.shape.rank == 0 for s in jax.tree.leaves(spec)):
+                raise not_a_batch(spec, self.total)
+        policy = source.options().experimental_distribute.auto_shard_policy if policy is None else policy
+        if worker.size > 1:
+            policy = self._shard_by_file(policy)
+        cuts_anew = self.total > 1 and policy in (AutoShardPolicy.OFF, AutoShardPolicy.FILE)
+        # The rows of a round; None to split each batch by itself.
+        self._batch_size = (_batch_size(self._source) or None) if cuts_anew else None
+
+    def _shard_by_file(self, policy: AutoShardPolicy) -> AutoShardPolicy:
+        """Gives this worker its files, where the policy is FILE or, the dataset reading files, AUTO."""
+        files, worker = self._source.files, self.worker
+        if policy is AutoShardPolicy.AUTO:
+            policy = AutoShardPolicy.FILE if files else AutoShardPolicy.DATA
+        if policy is AutoShardPolicy.FILE:
+            if files < worker.size:
+                raise InvalidArgumentError(
+                    f"Could not apply FILE based sharding: the dataset only has {files} file(s), which is not enough "
+                    f"for the required {worker.size} shards/workers. Set the auto-shard policy to DATA or OFF, or "
+                    "write the data to more files; files are told from datasets such as rx.data.TextLineDataset. "
+                    f"See {doc_pages.page('how-to/input')}."
+                )
+            self.share = worker.size, worker.rank
+        return policy
+
+    def rounds(self, readings: list[Reading], start: int) -> Iterator[Round]:
+        (reading,) = readings
+        if self._batch_size is not None:
+            warn_of_making(start, f"{self._source.origin}, whose batches are cut anew for the replicas,")
+            elements = self._source.iterate(reading)
+            cut = rebatched_rounds(elements, self._batch_size, self.num_replicas, self.worker)
+            return (Round(parts, True) for parts in itertools.islice(cut, start, None))
+        return Shares(self._source.iterate(reading, start), self.total, self.worker)
+
+    def shares_one_order(self) -> bool:
+        return self.worker.size > 1 and self.position_after(0).of_all
+
+    def position_after(self, rounds: int) -> Position:
+        return Position(rounds, of_all=self._batch_size is None and self.share == (1, 0))
+
+    def shapes_follow(self) -> bool:
+        spec = self._source.spec(False)
+        if self._batch_size is None:
+            return True
+        return self._batch_size % self.total == 0 and spec is not None and all_static(spec)
+
+    def replica_spec(self) -> Tree:
+        spec = self._source.spec(True)
+        if self.total == 1:
+            return spec
+        size = _static_batch_size(spec)
+        share = size // self.total if size is not None and size % self.total == 0 else None
+        return jax.tree.map(
+            lambda s: TensorSpec(None if s.shape.rank is None else (share, *s.shape[1:]), s.dtype), spec
+        )
+
+    def counts_for_all(self) -> bool:
+        return self.share == (1, 0)
+
+    def cardinality(self) -> int:
+        known = self._source.cardinality
+        # Batches that are cut anew may make fewer rounds than there were batches.
+        return known if self._batch_size is None or known == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
+
+
+def _static_batch_size(spec: Tree) -> int | None:
+    """Returns the first dimension of all leaves of `spec`, if it is known and one."""
+    sizes = {s.shape[0] if s.shape.rank else None for s in jax.tree.leaves(spec)}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _batch_size(source: Node) -> int | None:
+    """Returns the size of the source's batches, if their spec or the way the dataset was made tells it."""
+    spec = source.spec(False)
+    if spec is None and source.batch_size is None:
+        try:
+            spec = source.spec(True)
+        except InvalidArgumentError:  # the dataset is empty
+            return None
+    return source.batch_size if (size := _static_batch_size(spec)) is None else size
+
+
+class DistributedDataset(OfRounds):
     """A dataset whose batches come split, one part for each replica, each on its replica's device.
 
     `Strategy.experimental_distribute_dataset` makes one. The batches of the dataset are the global ones. Each replica
@@ -58,90 +161,13 @@ class DistributedDataset(PlacedRounds):
     [[[0, 1], [2, 3]], [[4], [5]]]
     """
 
+    _rounds: PlacedRounds
+    _found_spec: Tree = None
+
     def __init__(self, *args: Any, **kwargs: Any):  # the signature that `tf.distribute.DistributedDataset` shows
-        self._open(*args, **kwargs)
-
-    def _open(
-        self,
-        dataset: object,
-        num_replicas: int,
-        place: Place,
-        options: InputOptions | None = None,
-        policy: AutoShardPolicy | None = None,
-        worker: Worker = ALONE,
-    ) -> None:
-        source = as_dataset(dataset, ahead=is_buffered(options))
-        self._sources, self._source = [source], node_of(source)
-        self._prepare(num_replicas, place, options, worker)
-        if self._options.experimental_replication_mode == InputReplicationMode.PER_REPLICA:
-            raise NotImplementedError(
-                "InputReplicationMode.PER_REPLICA is only supported in `distribute_datasets_from_function`."
-            )
-        if self._total > 1:
-            spec = self._source.spec(False)
-            if spec is not None and any(s.shape.rank == 0 for s in jax.tree.leaves(spec)):
-                raise not_a_batch(spec, self._total)
-        policy = source.options().experimental_distribute.auto_shard_policy if policy is None else policy
-        if worker.size > 1:
-            policy = self._shard_by_file(policy)
-        cuts_anew = self._total > 1 and policy in (AutoShardPolicy.OFF, AutoShardPolicy.FILE)
-        # The rows of a round; None to split each batch by itself.
-        self._batch_size = (_batch_size(self._source) or None) if cuts_anew else None
-
-    def _shard_by_file(self, policy: AutoShardPolicy) -> AutoShardPolicy:
-        """Gives this worker its files, where the policy is FILE or, the dataset reading files, AUTO."""
-        files, worker = self._source.files, self._worker
-        if policy is AutoShardPolicy.AUTO:
-            policy = AutoShardPolicy.FILE if files else AutoShardPolicy.DATA
-        if policy is AutoShardPolicy.FILE:
-            if files < worker.size:
-                raise InvalidArgumentError(
-                    f"Could not apply FILE based sharding: the dataset only has {files} file(s), which is not enough "
-                    f"for the required {worker.size} shards/workers. Set the auto-shard policy to DATA or OFF, or "
-                    "write the data to more files; files are told from datasets such as rx.data.TextLineDataset. "
-                    f"See {doc_pages.page('how-to/input')}."
-                )
-            self._share = worker.size, worker.rank
-        return policy
-
-    def _rounds(self, readings: list[Reading], start: int) -> Iterator[Round]:
-        (reading,) = readings
-        if self._batch_size is not None:
-            warn_of_making(start, f"{self._source.origin}, whose batches are cut anew for the replicas,")
-            elements = self._source.iterate(reading)
-            cut = rebatched_rounds(elements, self._batch_size, self._num_replicas, self._worker)
-            return (Round(parts, True) for parts in itertools.islice(cut, start, None))
-        return Shares(self._source.iterate(reading, start), self._total, self._worker)
-
-    def _shares_one_order(self) -> bool:
-        return self._worker.size > 1 and self._told(0).of_all
-
-    def _told(self, rounds: int) -> Position:
-        return Position(rounds, of_all=self._batch_size is None and self._share == (1, 0))
-
-    def _shapes_follow(self) -> bool:
-        spec = self._source.spec(False)
-        if self._batch_size is None:
-            return True
-        return self._batch_size % self._total == 0 and spec is not None and all_static(spec)
-
-    def _replica_spec(self) -> Tree:
-        spec = self._source.spec(True)
-        if self._total == 1:
-            return spec
-        size = _static_batch_size(spec)
-        share = size // self._total if size is not None and size % self._total == 0 else None
-        return jax.tree.map(
-            lambda s: TensorSpec(None if s.shape.rank is None else (share, *s.shape[1:]), s.dtype), spec
-        )
+        self._rounds = BatchRounds(*args, **kwargs)
 
     _is_for_workers = False  # whether only the workers of a ClusterCoordinator may iterate over it
-
-    def _for_this_process(self) -> Self:
-        """Return the dataset for iteration in this process, by a library that trains here."""
-        readable = copy.copy(self)
-        readable._is_for_workers = False
-        return readable
 
     def __iter__(self) -> DistributedIterator:
         if self._is_for_workers:
@@ -165,9 +191,10 @@ class DistributedDataset(PlacedRounds):
         TensorSpec(shape=(None, 3), dtype=float32, name=None)
         """
         if self._found_spec is None:
-            spec = tensor_spec(self._replica_spec())
-            if self._total > 1:
-                spec = jax.tree.map(lambda s: PerReplicaSpec(*[s] * self._num_replicas), spec)
+            rounds = self._rounds
+            spec = tensor_spec(rounds.replica_spec())
+            if rounds.total > 1:
+                spec = jax.tree.map(lambda s: PerReplicaSpec(*[s] * rounds.num_replicas), spec)
             self._found_spec = spec
         return self._found_spec
 
@@ -196,16 +223,12 @@ class DistributedDataset(PlacedRounds):
         """
         if self.cardinality == INFINITE_CARDINALITY:
             raise TypeError("The distributed dataset is infinite.")
-        if self.cardinality < 0 or not self._counts_for_all():
+        if self.cardinality < 0 or not self._rounds.counts_for_all():
             raise TypeError("The distributed dataset length is unknown.")
         return int(self.cardinality)
 
     def __bool__(self) -> bool:
         return True  # whatever its length
-
-    def _counts_for_all(self) -> bool:
-        """Returns whether the number of elements, which workers agree on, follows from this worker's data alone."""
-        return self._share == (1, 0)
 
     @property
     def cardinality(self) -> np.int64:
@@ -216,23 +239,19 @@ class DistributedDataset(PlacedRounds):
         >>> int(strategy.experimental_distribute_dataset(rx.data.Dataset.range(10).batch(4)).cardinality)
         3
         """
-        known = self._source.cardinality
-        # Batches that are cut anew may make fewer rounds than there were batches.
-        return np.int64(known if self._batch_size is None or known == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY)
+        return np.int64(self._rounds.cardinality())
 
 
-def _static_batch_size(spec: Tree) -> int | None:
-    """Returns the first dimension of all leaves of `spec`, if it is known and one."""
-    sizes = {s.shape[0] if s.shape.rank else None for s in jax.tree.leaves(spec)}
-    return sizes.pop() if len(sizes) == 1 else None
+def for_workers(dataset: DistributedDataset) -> DistributedDataset:
+    """Return a dataset over which only the workers of a ClusterCoordinator may iterate."""
+    dataset._is_for_workers = True
+    return dataset
 
 
-def _batch_size(source: Node) -> int | None:
-    """Returns the size of the source's batches, if their spec or the way the dataset was made tells it."""
-    spec = source.spec(False)
-    if spec is None and source.batch_size is None:
-        try:
-            spec = source.spec(True)
-        except InvalidArgumentError:  # the dataset is empty
-            return None
-    return source.batch_size if (size := _static_batch_size(spec)) is None else size
+def for_this_process(dataset: Tree) -> Tree:
+    """Return a dataset for iteration in this process, by a library that trains here."""
+    if not isinstance(dataset, DistributedDataset):
+        return dataset
+    readable = copy.copy(dataset)
+    readable._is_for_workers = False
+    return readable

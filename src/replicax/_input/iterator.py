@@ -7,18 +7,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replicax._base.messages import received
+from replicax._base.positioned import Positioned
 from replicax._base.types import Tree
 from replicax._data.iterators import ElementIterator, exclusive, living
 from replicax._data.multi_step import Demand
-from replicax._data.nodes.node import Node, node_of
+from replicax._data.nodes.node import Node
 from replicax._data.prefetch import Buffer
 from replicax._data.reading import Reading, parsed, state_from_bytes, state_to_bytes
 from replicax._input.agreement import Iteration
-from replicax._input.placed_rounds import PlacedRounds
-from replicax._input.sources import Distributed
+from replicax._input.placed_rounds import OfRounds, rounds_of
 
 
-class DistributedIterator(ElementIterator, Distributed):
+class DistributedIterator(ElementIterator, OfRounds, Positioned):
     """An iterator over the elements of a distributed dataset; `iter(distributed_dataset)` makes one.
 
     `next` raises StopIteration at the end and `get_next` raises `OutOfRangeError`, both again and again. An exception
@@ -33,25 +33,23 @@ class DistributedIterator(ElementIterator, Distributed):
     False
     """
 
-    _dataset: PlacedRounds
-
     def __init__(self, *args: Any, **kwargs: Any):  # the signature that `tf.distribute.DistributedIterator` shows
         self._open(*args, **kwargs)
 
-    def _open(self, dataset: PlacedRounds) -> None:
-        if not isinstance(dataset, PlacedRounds):
+    def _open(self, dataset: OfRounds) -> None:
+        if not isinstance(dataset, OfRounds) or isinstance(dataset, ElementIterator):
             raise TypeError(
                 f"An iterator is made of a distributed dataset, got {received(dataset)}. "
                 "Call `iter(strategy.experimental_distribute_dataset(dataset))`."
             )
-        self._dataset = dataset
-        self._begin(dataset._readings(), 0)
+        self._dataset, self._rounds = dataset, rounds_of(dataset)
+        self._begin(self._rounds.readings(), 0)
         living.add(self)
 
     @exclusive
     def _begin(self, readings: list[Reading], position: int) -> None:
         self._readings, self._start, self._position = readings, position, position
-        self._topic = self._dataset._next_topic()
+        self._topic = self._rounds.next_topic()
         self._buffer: Buffer | None = None
         self._elements: Iterator[Tree] | None = None
         self._waiting, self._ended = [], False
@@ -59,33 +57,33 @@ class DistributedIterator(ElementIterator, Distributed):
         self._closed = False
 
     def _behind(self) -> tuple[Sequence[Node], Sequence[Reading]]:
-        return [node_of(source) for source in self._dataset._sources], self._readings
+        return self._rounds.nodes, self._readings
 
     def _ask_for(self, count: int) -> None:
         # The threads of several workers would learn it at different elements, and make different arrays of them.
-        if self._dataset._worker.size == 1:
+        if self._rounds.worker.size == 1:
             self._demand.ask(count, self._position)
 
     def _next_element(self) -> Tree:
         if self._closed:
             raise StopIteration
-        size = self._dataset._options.experimental_per_replica_buffer_size
+        size = self._rounds.options.experimental_per_replica_buffer_size
         if size <= 0:
-            self._elements = self._elements or self._dataset._placed(
+            self._elements = self._elements or self._rounds.placed(
                 Iteration(self._topic), self._readings, self._start, self._demand
             )
-            with self._dataset._watched():
+            with self._rounds.watched():
                 return next(self._elements)
         if self._buffer is None:
             # Neither the thread nor what it calls may hold this iterator; see `_data.prefetch`.
-            placed, topic = self._dataset._placed, self._topic
+            placed, topic = self._rounds.placed, self._topic
             arguments = self._readings, self._start, self._demand
             make = lambda stopped: placed(Iteration(topic, stopped), *arguments)  # noqa: E731
-            buffer = Buffer(make, size, self._dataset._is_at_hand())
+            buffer = Buffer(make, size, self._rounds.is_at_hand())
             weakref.finalize(self, buffer.stop).atexit = False
             buffer.start()
             self._buffer = buffer
-        with self._dataset._watched():
+        with self._rounds.watched():
             return self._buffer.take()
 
     def save_state(self) -> bytes:
@@ -101,10 +99,10 @@ class DistributedIterator(ElementIterator, Distributed):
         >>> next(other).tolist()
         [2, 3]
         """
-        return self._state_at(self._position)
+        return state_to_bytes(self._rounds.position_after(self._position), self._readings)
 
-    def _state_at(self, position: int) -> bytes:
-        return state_to_bytes(self._dataset._told(position), self._readings)
+    def _first_state(self) -> bytes:
+        return state_to_bytes(self._rounds.position_after(self._start), self._readings)
 
     def restore_state(self, state: bytes) -> None:
         """Continues at the position of the iterator whose `save_state` returned `state`.
@@ -130,12 +128,12 @@ class DistributedIterator(ElementIterator, Distributed):
         self._refuse_own_functions()
         position, saved = state_from_bytes(state, self._readings)
         self.close(timeout=0)  # a thread that waits for an element stops waiting
-        self._begin(self._dataset._readings(saved), self._dataset._taken(position))
+        self._begin(self._rounds.readings(saved), self._rounds.rounds_before(position))
 
     def _carried_over(self, states: Sequence[bytes]) -> bytes | None:
         """Returns what to restore of the states of another number of workers; None where none of it says it."""
         told = {parsed(state)[0] for state in states}
-        same_for_all = self._dataset._told(0).of_all and len(told) == 1 and told.pop().of_all
+        same_for_all = self._rounds.position_after(0).of_all and len(told) == 1 and told.pop().of_all
         return states[0] if same_for_all else None
 
     def close(self, timeout: float | None = None) -> None:

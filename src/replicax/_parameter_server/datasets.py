@@ -16,7 +16,8 @@ from replicax._base.types import Tree
 from replicax._data.dataset import Dataset
 from replicax._data.iterators import ElementIterator
 from replicax._engine.function import is_function
-from replicax._input.distributed_dataset import DistributedDataset
+from replicax._input.distributed_dataset import DistributedDataset, for_this_process
+from replicax._input.placed_rounds import rounds_of
 from replicax._parameter_server import scheduling
 from replicax._parameter_server.scheduling import Kinds
 from replicax._tracing.dataset_reads import element_arrays
@@ -47,7 +48,7 @@ def made(source: object) -> Iterable[Tree]:
             f"Unexpected dataset type! A per-worker dataset is made of a Dataset, or of a function that returns one, "
             f"got {received(dataset)}."
         )
-    return dataset._for_this_process() if isinstance(dataset, DistributedDataset) else dataset  # type: ignore[return-value]
+    return for_this_process(dataset)  # type: ignore[no-any-return]
 
 
 class _PerWorkerDataset:
@@ -144,5 +145,5 @@ def per_worker_dataset(source: object, ask_kinds: AskKinds) -> _PerWorkerDataset
     if is_function(source):
         source = source.python_function
     elif isinstance(source, DistributedDataset):  # for the strategy's one replica its batches come whole
-        (source,) = source._sources
+        (source,) = rounds_of(source).sources
     return kind(source, ask_kinds)

@@ -19,7 +19,7 @@ import numpy as np
 from replicax._base.errors import FailedPreconditionError, OutOfRangeError
 from replicax._base.types import Tree
 from replicax._data.calls import ending
-from replicax._data.iterators import ElementIterator
+from replicax._data.iterators import ElementIterator, pull, push_back
 from replicax._parameter_server import execution, scheduling
 from replicax._parameter_server.datasets import kinds_of, made
 from replicax._parameter_server.execution import Computed
@@ -333,12 +333,12 @@ def _failing(session: _Session, failures: int) -> Iterator[None]:
 
 
 def _push_back(iterator: ElementIterator, element: Tree) -> None:
-    iterator._push_back(element)
+    push_back(iterator, element)
 
 
 def _pulled(session: _Session, iterator: ElementIterator) -> Tree:
     with scheduling.on_worker(session.index):
         try:
-            return iterator._pull()
+            return pull(iterator)
         except StopIteration:
             raise ending(OutOfRangeError("End of sequence")) from None

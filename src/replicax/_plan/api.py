@@ -9,7 +9,7 @@ from replicax._base import doc_pages, jax_internals, tracebacks
 from replicax._base.messages import received
 from replicax._base.planning import PlanError
 from replicax._base.types import Tree
-from replicax._data.iterators import ElementIterator
+from replicax._data.iterators import ElementIterator, pull, push_back
 from replicax._engine.function import function, is_function
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._plan import apart, chips, pool, variants
@@ -124,8 +124,8 @@ def arguments(batch: Tree) -> tuple[Tree, ...]:
             batch = next(iter(batch))
         elif isinstance(batch, ElementIterator):
             iterator = batch
-            batch = iterator._pull()
-            iterator._push_back(batch)
+            batch = pull(iterator)
+            push_back(iterator, batch)
     except StopIteration:
         name = type(batch).__name__
         raise PlanError(f"`batch` is a {name} without a next element. Pass one that has elements, or specs.") from None

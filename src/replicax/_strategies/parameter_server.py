@@ -20,6 +20,7 @@ from replicax._base.types import Args, InputContext, InputOptions, Kwargs, Tree
 from replicax._cluster.resolver import ClusterResolver
 from replicax._cluster.spec import ClusterSpec
 from replicax._collectives import cross_device_ops
+from replicax._input.distributed_dataset import for_workers
 from replicax._input.placement import Placement
 from replicax._parameter_server.cluster import Cluster, aside
 from replicax._parameter_server.coordinator import ClusterCoordinator
@@ -78,14 +79,10 @@ class ParameterServerExtended(SingleReplicaExtended):
             return fn(*args, **kwargs)
 
     def _distribute_dataset(self, dataset: object, options: InputOptions) -> Tree:
-        distributed = super()._distribute_dataset(dataset, options)
-        distributed._is_for_workers = True
-        return distributed
+        return for_workers(super()._distribute_dataset(dataset, options))
 
     def _datasets_from_function(self, dataset_fn: Callable[[InputContext], object], options: InputOptions) -> Tree:
-        distributed = super()._datasets_from_function(dataset_fn, options)
-        distributed._is_for_workers = True
-        return distributed
+        return for_workers(super()._datasets_from_function(dataset_fn, options))
 
     def _broadcast(self, tensor: Tree, destinations: object) -> Tree:
         cross_device_ops.check_destinations(destinations)

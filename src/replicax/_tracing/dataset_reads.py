@@ -145,7 +145,7 @@ def pull_from(iterator: ElementIterator | None) -> Tree:
     if iterator is None:
         raise RuntimeError("The iterator that the function takes elements from is gone.")
     with outside():
-        return iterator._pull()
+        return iterators.pull(iterator)
 
 
 @contextlib.contextmanager
@@ -162,7 +162,7 @@ def given_back() -> Iterator[None]:
             yield
     finally:
         for iterator, element in reversed(taken):
-            iterator._push_back(element)
+            iterators.push_back(iterator, element)
 
 
 def push_back(reads: Sequence[DatasetRead], elements: Sequence[Tree], arguments: Sequence[ElementIterator]) -> None:
@@ -170,7 +170,7 @@ def push_back(reads: Sequence[DatasetRead], elements: Sequence[Tree], arguments:
     for read, element in reversed(list(zip(reads, elements))):
         iterator = read.source(arguments)
         if iterator is not None:
-            iterator._push_back(element)
+            iterators.push_back(iterator, element)
 
 
 def element_arrays(element: Tree) -> list[Leaf]:

@@ -65,7 +65,7 @@ class InitializableIterator(DistributedIterator):
     def initialize(self) -> None:
         """Starts anew with the first element. A new iterator needs no call."""
         self.close(timeout=0)
-        self._begin(self._dataset._readings(), 0)
+        self._begin(self._rounds.readings(), 0)
 
 
 class _Endless:

@@ -23,7 +23,7 @@ from replicax._base.foreign_state import Original, wrap
 from replicax._base.types import Leaf, ReduceOp, Tree
 from replicax._data.calls import ends_data
 from replicax._engine import function
-from replicax._input.distributed_dataset import DistributedDataset
+from replicax._input.distributed_dataset import for_this_process
 from replicax._input.iterator import DistributedIterator
 from replicax._integrations.keras import scheduled
 from replicax._integrations.keras.loop_data import unpack
@@ -251,7 +251,7 @@ def _spread(model: keras.Model, data: Tree) -> Tree:
     if any(isinstance(leaf, DistributedValues) for leaf in nest.leaves(data)):
         return data
     distributed = strategy_of(model).experimental_distribute_dataset([data])
-    return next(iter(distributed._for_this_process() if isinstance(distributed, DistributedDataset) else distributed))
+    return next(iter(for_this_process(distributed)))
 
 
 def _loop(

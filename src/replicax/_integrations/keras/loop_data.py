@@ -14,7 +14,7 @@ from replicax._base.foreign_state import Original, wrap
 from replicax._base.thread_state import current
 from replicax._base.types import Tree
 from replicax._data.dataset import Dataset
-from replicax._input.distributed_dataset import DistributedDataset
+from replicax._input.distributed_dataset import DistributedDataset, for_this_process
 from replicax._integrations.keras import scheduled
 
 if TYPE_CHECKING:
@@ -124,8 +124,7 @@ def _distributed(get: Original, epoch_iterator: EpochIterator) -> Tree:
     source = adapter.get_jax_iterator()
     if not isinstance(source, DistributedDataset):
         source = strategy.experimental_distribute_dataset(source if isinstance(source, Dataset) else _Batches(adapter))
-    if isinstance(source, DistributedDataset):
-        source = source._for_this_process()
+    source = for_this_process(source)
     if current.keras_eagerly or scheduled.coordinator_of(strategy) is None:
         return source
     return scheduled.Batches(strategy, getattr(adapter, "of_workers", None), source, epoch_iterator.steps_per_epoch)
