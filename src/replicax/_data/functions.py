@@ -12,7 +12,7 @@ from replicax._data.blocks import Blocks, row
 from replicax._data.calls import call_name, call_on_element, explain, on_host
 from replicax._data.elements import cut
 from replicax._data.parallel_map import ParallelMap, Threads
-from replicax._data.reading import Memory, Reading
+from replicax._data.reading import Draws, Memory, Reading
 from replicax._data.skipping import Deferred, Recipe, Skip
 from replicax._data.specs import host_spec
 from replicax._data.worker_processes import Processes, job_of, nothing
@@ -27,6 +27,8 @@ class Item(NamedTuple):
     element: Tree
 
 
+# An item, or what was computed of it, or the exception in its place.
+Outcome: TypeAlias = tuple[Any, Exception | None]
 # The results of a function: one with None, or several as a block with their number.
 Results: TypeAlias = Iterator[tuple[Tree, int | None]]
 
@@ -62,11 +64,11 @@ class ElementFunction:
         """Returns what a process calls before it gets the function."""
         return nothing
 
-    def called(self, element: Tree) -> Any:
+    def called(self, element: Tree) -> Tree:
         """Returns what the function returns for an element, such as a dataset."""
         return call_on_element(self.role, self.function, element, self.pool)
 
-    def call(self, element: Tree) -> Any:
+    def call(self, element: Tree) -> Tree:
         """Return what `called` returns; an exception names the function's node."""
         try:
             return self.called(element)
@@ -74,12 +76,12 @@ class ElementFunction:
             explain(error, self.name)
             raise
 
-    def __call__(self, element: Tree, number: int = 0, draws: Any = None) -> Tree:
+    def __call__(self, element: Tree, number: int = 0, draws: Draws | None = None) -> Tree:
         """Returns the function of one element, on the host; `number` is the element's in the dataset."""
         result = on_host(self.called(element))
         return (element, result) if self.with_element else result
 
-    def draws(self, reading: Reading) -> Any:
+    def draws(self, reading: Reading) -> Draws | None:
         """Returns what the calls of a reading need for their random numbers."""
         return None
 
@@ -87,7 +89,7 @@ class ElementFunction:
         """Returns the spec of the function of an element."""
         return host_spec(self(element))
 
-    def of_one(self, element: Tree, number: int, draws: Any) -> Tree:
+    def of_one(self, element: Tree, number: int, draws: Draws | None) -> Tree:
         """Return the function of one element; an exception names the element."""
         try:
             return self(element, number, draws)
@@ -95,7 +97,7 @@ class ElementFunction:
             explain(error, self.name, number)
             raise
 
-    def results(self, elements: Iterator[Tree], start: int, draws: Any, options: MapOptions) -> Results:
+    def results(self, elements: Iterator[Tree], start: int, draws: Draws | None, options: MapOptions) -> Results:
         """Return the function of each element; `start` is the number of the first of them."""
 
         def compute(item: Item) -> tuple[Tree, None]:
@@ -104,7 +106,11 @@ class ElementFunction:
         return self.compute_each(compute, Numbered(elements, start), draws, options)
 
     def compute_each(
-        self, compute: Callable[[Any], tuple[Tree, int | None]], items: Iterator[Any], draws: Any, options: MapOptions
+        self,
+        compute: Callable[[Any], tuple[Tree, int | None]],
+        items: Iterator[Any],
+        draws: Draws | None,
+        options: MapOptions,
     ) -> Results:
         """Return `compute` of each item, called in threads or processes if they are asked for."""
         if options.threads is None:
@@ -219,11 +225,11 @@ def in_threads(
     return _Each(ParallelMap(group_function, _groups(items, size), threads, in_order, elsewhere))
 
 
-def _groups(items: Iterator[Any], size: Callable[[int], int]) -> Iterator[list[tuple[Any, Exception | None]]]:
+def _groups(items: Iterator[Any], size: Callable[[int], int]) -> Iterator[list[Outcome]]:
     taken, ended = 0, False
     while not ended:
         most = size(taken)
-        group: list[tuple[Any, Exception | None]] = []
+        group: list[Outcome] = []
         while len(group) < most:
             try:
                 group.append((next(items), None))
@@ -240,10 +246,8 @@ def _groups(items: Iterator[Any], size: Callable[[int], int]) -> Iterator[list[t
             yield group
 
 
-def _of_group(
-    function: Callable[[Any], _R], group: list[tuple[Any, Exception | None]]
-) -> list[tuple[_R | None, Exception | None]]:
-    found: list[tuple[_R | None, Exception | None]] = []
+def _of_group(function: Callable[[Any], _R], group: list[Outcome]) -> list[Outcome]:
+    found: list[Outcome] = []
     for item, error in group:
         try:
             found.append((function(item) if error is None else None, error))
@@ -255,7 +259,9 @@ def _of_group(
 class _Elsewhere:
     """A function of groups that other processes call: see `parallel_map.Elsewhere`."""
 
-    def __init__(self, function: ElementFunction, processes: Processes, draws: Any, here: Callable[[Any], Any]):
+    def __init__(
+        self, function: ElementFunction, processes: Processes, draws: Draws | None, here: Callable[[Any], Any]
+    ):
         self._function, self._processes, self._draws, self._here = function, processes, draws, here
         self.count = processes.count
 
@@ -275,13 +281,13 @@ class _Elsewhere:
     def _goes(self, item: Any, error: Exception | None) -> bool:
         return error is None and isinstance(item, Item) and self._function.may_go_elsewhere(item.element)
 
-    def __call__(self, group: list[tuple[Any, Exception | None]]) -> list[tuple[Any, Exception | None]]:
+    def __call__(self, group: list[Outcome]) -> list[Outcome]:
         goes = [self._goes(*member) for member in group]
         elements = [tuple(item) for (item, _), there in zip(group, goes) if there]
         results = self._processes.call(self._draws, elements) if elements else []
         is_lost = results is None  # the elements are computed here, which says nothing about the function
         answers = iter([None] * len(elements) if results is None else results)
-        found: list[tuple[Any, Exception | None]] = []
+        found: list[Outcome] = []
         rows = 0  # of a block, whose elements follow
         for member, there in zip(group, goes):
             if there and rows:
@@ -301,9 +307,9 @@ class _Elsewhere:
 class _Each(Iterator[Any]):
     """The results of groups one by one."""
 
-    def __init__(self, groups: Iterator[list[tuple[Any, Exception | None]]]):
+    def __init__(self, groups: Iterator[list[Outcome]]):
         self._groups = groups
-        self._ahead: Iterator[tuple[Any, Exception | None]] = iter(())
+        self._ahead: Iterator[Outcome] = iter(())
 
     def __next__(self) -> Any:
         while (found := next(self._ahead, None)) is None:

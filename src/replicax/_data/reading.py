@@ -14,7 +14,7 @@ import json
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -53,6 +53,13 @@ class Memory:
 
 class _Numbers(np.random.Generator):
     """Random numbers of a reading, which its state says, unlike a user's."""
+
+
+class Draws(Protocol):
+    """The random numbers of a front end's functions in one reading."""
+
+    def words(self, tag: Any) -> np.ndarray:
+        """Return the two random words with which the numbers of a tag begin."""
 
 
 class Reading:

@@ -24,10 +24,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from replicax._data import by_value, process_link
 from replicax._data.by_value import CannotShip
 from replicax._data.process_link import Lost
+from replicax._data.reading import Draws
 from replicax._data.worker_process import VARIABLE, Failed, Group, Job, Process, Result
 
 _MOST = 16  # of those that AUTOTUNE asks for; each takes some 300 MB
@@ -76,7 +78,9 @@ class _Pool:
                     self._idle.put(process)
             return not self._starting
 
-    def call(self, job: Job, reading: int | None, group: Group, words: Callable[[Any], Any]) -> list[Result | None]:
+    def call(
+        self, job: Job, reading: int | None, group: Group, words: Callable[[object], np.ndarray]
+    ) -> list[Result | None]:
         """Has an idle process compute a group, see `Process.call`.
 
         Raises:
@@ -296,15 +300,15 @@ class Processes:
             self.give_up("a process has ended")
         return False
 
-    def call(self, draws: Any, group: Group) -> list[Result | None] | None:
+    def call(self, draws: Draws | None, group: Group) -> list[Result | None] | None:
         """Return the results of a group: None in place of what no process can do, None alone if a process was lost."""
         pool, job = self._pool, self._job
         here: list[Result | None] = [None] * len(group)
         if pool is None or job is None or _is_fork:
             return here
-        reading = None if draws is None else _number_of(draws)
+        reading, words = (None, _no_words) if draws is None else (_number_of(draws), draws.words)
         try:
-            found = pool.call(job, reading, group, lambda tag: draws.words(tag))
+            found = pool.call(job, reading, group, words)
         except Lost as error:
             if pool.is_lost:
                 self.give_up(str(error))
@@ -319,12 +323,16 @@ class Processes:
         return found
 
 
+def _no_words(tag: object) -> np.ndarray:
+    raise AssertionError("only a function with random numbers asks for words")
+
+
 _numbers = itertools.count()
-_readings: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_readings: weakref.WeakKeyDictionary[Draws, int] = weakref.WeakKeyDictionary()
 _readings_lock = threading.Lock()
 
 
-def _number_of(draws: Any) -> int:
+def _number_of(draws: Draws) -> int:
     """Returns a number for what a reading's functions draw with."""
     with _readings_lock:
         if draws not in _readings:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 from replicax.tf._core import (
     Blocks,
+    Draws,
     ElementFunction,
     Item,
     MapOptions,
@@ -135,7 +136,7 @@ class BlockProgram(Protocol):
 
     size: int
 
-    def __call__(self, block: Tree, first: int, draws: Any) -> Tree:
+    def __call__(self, block: Tree, first: int, draws: Draws | None) -> Tree:
         """Returns the results as a block.
 
         Args:
@@ -162,14 +163,14 @@ class BlockFunction(ElementFunction):
     def may_go_elsewhere(self, element: Tree) -> bool:
         return self._program_for(element) is None
 
-    def of_one(self, element: Tree, number: int, draws: Any) -> Tree:
+    def of_one(self, element: Tree, number: int, draws: Draws | None) -> Tree:
         """Return the function of one element, bit for bit as within a block."""
         if (program := self._program_for(element)) is None:
             return super().of_one(element, number, draws)
         block = jax.tree.map(lambda a: a[None], element)
         return row(program(_padded(block, program.size), number, draws), 0)
 
-    def results(self, elements: Iterator[Tree], start: int, draws: Any, options: MapOptions) -> Results:
+    def results(self, elements: Iterator[Tree], start: int, draws: Draws | None, options: MapOptions) -> Results:
         def size(kind: Signature) -> int:
             program = self.program(kind) if options.ahead else None
             return 1 if program is None else program.size
@@ -177,7 +178,7 @@ class BlockFunction(ElementFunction):
         chunks = Chunks(elements, start, size, self.pool)
         return self.compute_each(functools.partial(self._compute, draws), chunks, draws, options)
 
-    def _compute(self, draws: Any, chunk: Chunk | Item) -> tuple[Tree, int | None]:
+    def _compute(self, draws: Draws | None, chunk: Chunk | Item) -> tuple[Tree, int | None]:
         """Return the function of a chunk as a block and the number of its rows; None for a single element."""
         if isinstance(chunk, Item):
             return self.of_one(chunk.element, chunk.number, draws), None

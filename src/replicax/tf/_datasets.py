@@ -23,6 +23,7 @@ import numpy as np
 from replicax.tf import _host, _imports, _random_keys
 from replicax.tf._block_functions import BlockFunction, signature
 from replicax.tf._core import (
+    Draws,
     ElementFunction,
     FunctionSeeds,
     Leaf,
@@ -78,7 +79,7 @@ def _arguments(element: Tree) -> tuple[Tree, ...]:
     return element if type(element) is tuple else (element,)
 
 
-class Draws:
+class _Draws:
     """The random numbers of one pass over a dataset: the words of each counter, without the element's number."""
 
     def __init__(self, reading: Reading, seeds: FunctionSeeds):
@@ -110,8 +111,8 @@ class TracedFunction(BlockFunction):
     def preparation(self) -> Callable[[], object]:
         return functools.partial(_prepare_process, _imports.is_installed())
 
-    def draws(self, reading: Reading) -> Draws:
-        return Draws(reading, self._seeds)
+    def draws(self, reading: Reading) -> _Draws:
+        return _Draws(reading, self._seeds)
 
     def called(self, element: Tree) -> Any:
         with _host.computing(), _on_cpu():
@@ -223,7 +224,8 @@ class _Program:
         self.size = min(_BLOCK, max(1, _BLOCK_BYTES // max(given, made, 1)))
         self._run = jax.jit(jax.vmap(traced.run, in_axes=(None, 0, *(0 for _ in kind[1]))))
 
-    def __call__(self, block: Tree, first: int, draws: Draws) -> Tree:
+    def __call__(self, block: Tree, first: int, draws: Draws | None) -> Tree:
+        assert draws is not None
         words = np.array([draws.words(tag) for (tag, _), _ in self._traced.counters], np.uint32).reshape(-1, 2)
         numbers = (first + np.arange(self.size)).astype(np.uint32)
         arrays = [self._pool.on_device(np.asarray(leaf), _cpu()) for leaf in flatten(block)[0]]

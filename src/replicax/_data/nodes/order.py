@@ -6,7 +6,7 @@ import collections
 import functools
 import itertools
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -75,27 +75,25 @@ class _Chain(Arrangement):
     until_empty = False  # whether an empty part ends the elements
 
     def arrange(self, reading: Reading, read: Read) -> Iterator[Tree]:
-        for number, part in enumerate(self.parts()):
-            empty = True
-            for element in read(part, reading.part(number)):
-                empty = False
-                yield element
-            if empty and self.until_empty:
-                return
+        return self._read_from(reading, 0, lambda node, part, start: read(node, part))
 
     def read(self, reading: Reading, start: int) -> Iterator[Tree]:
-        return self._read_from(reading, start) if self.sizes_are_known() else super().read(reading, start)
+        if not self.sizes_are_known():
+            return super().read(reading, start)
+        return self._read_from(reading, start, Node.iterate)
 
-    def _read_from(self, reading: Reading, start: int) -> Iterator[Tree]:
-        for number, part in enumerate(self.parts()):
-            own = reading.part(number)
-            if 0 < part.cardinality <= start:
+    def _read_from(
+        self, reading: Reading, start: int, read: Callable[[Node, Reading, int], Iterator[Tree]]
+    ) -> Iterator[Tree]:
+        for number, node in enumerate(self.parts()):
+            part = reading.part(number)
+            if 0 < node.cardinality <= start:
                 # All its elements are skipped, and gone through, since a cache in it may have been filled.
-                collections.deque(part.iterate(own, part.cardinality), maxlen=0)
-                start -= part.cardinality
+                collections.deque(node.iterate(part, node.cardinality), maxlen=0)
+                start -= node.cardinality
                 continue
             empty = not start
-            for element in part.iterate(own, start):
+            for element in read(node, part, start):
                 empty = False
                 yield element
             start = 0
