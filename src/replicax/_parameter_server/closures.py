@@ -314,7 +314,7 @@ class ClosureQueue:
         """
         with self._lock:
             if self.stopped or (self._error is not None and not closure.may_have_run):
-                self._end(closure, link, _cancelled())
+                self._end(closure, link, _cancellation())
             else:
                 self._running.discard(closure)
                 link.running -= 1
@@ -339,7 +339,7 @@ class ClosureQueue:
             waiting, self._waiting = self._waiting, deque(each for each in self._waiting if each.may_have_run)
             for other in waiting:
                 if not other.may_have_run:
-                    self._end(other, error=_cancelled())
+                    self._end(other, error=_cancellation())
             self._wake(all_threads=True)
 
     def left_out(self, closure: Closure, link: Link) -> None:
@@ -351,7 +351,7 @@ class ClosureQueue:
         with self._lock:
             if closure.may_have_run or self._failures == closure.failures:
                 return self.put_back(closure, link)
-            self._end(closure, link, _cancelled())
+            self._end(closure, link, _cancellation())
             self._wake()
 
     def _wake(self, all_threads: bool = False) -> None:
@@ -380,5 +380,5 @@ class ClosureQueue:
             closure.value.set_error(error)
 
 
-def _cancelled() -> CancelledError:
+def _cancellation() -> CancelledError:
     return CancelledError("The function was cancelled before it ran, since one that was scheduled with it failed.")

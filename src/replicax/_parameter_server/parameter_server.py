@@ -16,7 +16,7 @@ import numpy as np
 
 from replicax._base.errors import FailedPreconditionError, UnavailableError
 from replicax._parameter_server.arrays import Array, on_host, own
-from replicax._parameter_server.plans import UpdateProgram, loaded_update
+from replicax._parameter_server.plans import UpdateProgram, unpack_update
 from replicax._transport.handlers import Answer, Request
 from replicax._variables.combine import COMBINE, SCATTER
 
@@ -170,7 +170,7 @@ class ParameterServer:
 
     def program(self, request: Request) -> Answer:
         """Keeps the update program of a function."""
-        program = loaded_update(request.head, request.arrays)
+        program = unpack_update(request.head, request.arrays)
         with self._lock:
             self._owner(request).programs[request.head["key"]] = program
         return {}, ()

@@ -27,7 +27,7 @@ from replicax._parameter_server.cluster import Cluster
 from replicax._parameter_server.cut import cut
 from replicax._parameter_server.cut_types import ServedLeaf
 from replicax._parameter_server.datasets import PerWorkerDistributedIterator, kinds_of
-from replicax._parameter_server.plans import Arrays, Compiled, WorkerPlan, loaded_plan, sent_plan, sent_update
+from replicax._parameter_server.plans import Arrays, Compiled, WorkerPlan, pack_plan, pack_update, unpack_plan
 from replicax._parameter_server.remote_value import RemoteValueImpl
 from replicax._parameter_server.scheduling import Kinds
 from replicax._parameter_server.servers import Call
@@ -104,7 +104,7 @@ class Plan:
                 servers, calls = self._cluster.servers, {}
                 for update, program in zip(self.cut.exchange.updates, self.cut.programs):
                     number = update.server
-                    head, arrays = sent_update(update, program, servers.platforms[number], servers.is_local(number))
+                    head, arrays = pack_update(update, program, servers.platforms[number], servers.is_local(number))
                     calls[number] = Call("program", {"key": self.key, **head}, arrays)
                 if calls:
                     servers.add_programs(calls)
@@ -119,7 +119,7 @@ class Plan:
                 "Workers in other processes cannot do that: print or assert outside of loops, and make values in "
                 "functions of datasets."
             )
-        head, arrays = sent_plan(self.worker, self.cut, platform, local)
+        head, arrays = pack_plan(self.worker, self.cut, platform, local)
         if self.cut.has_callbacks and self.program.guard is not None:
             compute, *index = head["stages"]
             head["stages"] = [self._raising(compute, self.program.guard), *index]
@@ -302,7 +302,7 @@ class RunsHere:
             if program.plan is None:
                 made = Plan(program, None, self._cluster)
                 made.send_updates()
-                program.plan = made, loaded_plan(*made.for_worker("", local=True))
+                program.plan = made, unpack_plan(*made.for_worker("", local=True))
             plan, here = cast(tuple[Plan, WorkerPlan], program.plan)
         args, local = here.split(plan.arguments(call))
         others = [*(array for element in elements for array in element_arrays(element)), *local]

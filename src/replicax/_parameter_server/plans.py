@@ -71,18 +71,18 @@ class UpdateProgram(NamedTuple):
     def __call__(self, olds: Arrays, read: Arrays, shipped: Arrays) -> tuple[list[jax.Array], list[jax.Array]]:
         remaining, arrays = iter(shipped), list[np.ndarray | jax.Array]()
         for take in self.update.takes:
-            own = [next(remaining) for _ in range(1 + take.is_rows)]
-            arrays += _padded(own[0], own[1], _any_count(take)) if _any_count(take) else own
+            taken = [next(remaining) for _ in range(1 + take.is_rows)]
+            arrays += _pad(taken[0], taken[1], _unused_id(take)) if _unused_id(take) else taken
         new, answers = self.compiled(list(olds), list(read), arrays)
         return new, answers  # type: ignore[return-value]
 
 
-def _any_count(take: Take) -> int:
-    """Return the id of no row where there may be any number of ids and rows; 0 where their number is fixed."""
+def _unused_id(take: Take) -> int:
+    """Return the id that stands for no row, where there may be any number of rows; 0 where their number is fixed."""
     return take.stop - take.start if take.is_rows and take.stop is not None else 0
 
 
-def _padded(ids: Any, rows: Any, nothing: int) -> list[np.ndarray]:
+def _pad(ids: Any, rows: Any, nothing: int) -> list[np.ndarray]:
     """Returns ids and rows, with some behind them that are left out, so that there are few different numbers."""
     count = len(ids)
     size = 8
@@ -96,7 +96,7 @@ def _padded(ids: Any, rows: Any, nothing: int) -> list[np.ndarray]:
 # Stages, compiled here or sent elsewhere.
 
 
-def _exported(stage: Stage, platform: str, donates: bool) -> np.ndarray:
+def _export(stage: Stage, platform: str, donates: bool) -> np.ndarray:
     """Return a stage as bytes, for a process that computes on this platform (`"cpu"` or the like)."""
     program = jax.jit(stage.function, donate_argnums=(0,) if donates else ())
     with jax.enable_x64(True):
@@ -115,58 +115,58 @@ def _with_64_bits(function: Callable[..., Any], donates: bool) -> Compiled:
     return call
 
 
-def _sent(
-    what: object, stages: Sequence[Stage], platform: str, local: bool, donates: bool = False
+def _pack(
+    record: object, stages: Sequence[Stage], platform: str, local: bool, donates: bool = False
 ) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """Return an object and its stages as the head and the arrays of a call.
+    """Return a record and its stages as the head and the arrays of a call.
 
     Args:
-        what: the object, which is pickled.
+        record: the record, which is pickled.
         stages: the stages.
-        platform: that of the process to which they are sent.
-        local: whether that is this process: it gets the object itself, and the stages compiled.
+        platform: the platform of the process that receives them.
+        local: whether that is this process: it gets the record itself, and the stages compiled.
         donates: whether stages take over their first list of arrays.
     """
     if local:
-        return {"what": what, "stages": [_with_64_bits(stage.function, donates) for stage in stages]}, []
-    pickled = np.frombuffer(pickle.dumps(what), np.uint8)
-    return {}, [pickled, *(_exported(stage, platform, donates) for stage in stages)]
+        return {"record": record, "stages": [_with_64_bits(stage.function, donates) for stage in stages]}, []
+    pickled = np.frombuffer(pickle.dumps(record), np.uint8)
+    return {}, [pickled, *(_export(stage, platform, donates) for stage in stages)]
 
 
-def _loaded(head: Mapping[str, Any], arrays: Sequence[np.ndarray], donates: bool = False) -> tuple[Any, list[Compiled]]:
-    """Return the object and the stages that `_sent` made this of, compiled."""
-    if "what" in head:
-        return head["what"], head["stages"]
-    what, *stages = (array.tobytes() for array in arrays)
+def _unpack(head: Mapping[str, Any], arrays: Sequence[np.ndarray], donates: bool = False) -> tuple[Any, list[Compiled]]:
+    """Return the record and the compiled stages of a call from `_pack`."""
+    if "record" in head:
+        return head["record"], head["stages"]
+    record, *stages = (array.tobytes() for array in arrays)
     calls = [jax.export.deserialize(bytearray(stage)).call for stage in stages]
-    return pickle.loads(what), [_with_64_bits(call, donates) for call in calls]
+    return pickle.loads(record), [_with_64_bits(call, donates) for call in calls]
 
 
-def sent_plan(plan: WorkerPlan, cut: Cut, platform: str, local: bool) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """Returns a plan as the head and the arrays of a call."""
-    return _sent(plan, [cut.compute] if cut.index is None else [cut.compute, cut.index], platform, local)
+def pack_plan(plan: WorkerPlan, cut: Cut, platform: str, local: bool) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Return a plan as the head and the arrays of a call."""
+    return _pack(plan, [cut.compute] if cut.index is None else [cut.compute, cut.index], platform, local)
 
 
-def loaded_plan(head: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> WorkerPlan:
-    """Returns the plan that `sent_plan` made this of."""
-    plan, (compute, *index) = _loaded(head, arrays)
+def unpack_plan(head: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> WorkerPlan:
+    """Return the plan of a call from `pack_plan`."""
+    plan, (compute, *index) = _unpack(head, arrays)
     return replace(plan, compute=compute, index=index[0] if index else _nothing)
 
 
-def sent_update(update: Update, stage: Stage, platform: str, local: bool) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """Returns an update as the head and the arrays of a call; there may be any number of ids and rows."""
+def pack_update(update: Update, stage: Stage, platform: str, local: bool) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Return an update as the head and the arrays of a call; there may be any number of ids and rows."""
     scope, remaining = jax.export.SymbolicScope(), iter(stage.avals[2])
     avals: list[jax.ShapeDtypeStruct] = []
     for number, take in enumerate(update.takes):
-        own = [next(remaining) for _ in range(1 + take.is_rows)]
-        if _any_count(take):
+        taken = [next(remaining) for _ in range(1 + take.is_rows)]
+        if _unused_id(take):
             (size,) = jax.export.symbolic_shape(f"n{number}", scope=scope)
-            own = [jax.ShapeDtypeStruct((size, *kind.shape[1:]), kind.dtype) for kind in own]
-        avals += own
-    return _sent(update, [Stage(stage.function, (*stage.avals[:2], tuple(avals)))], platform, local, donates=True)
+            taken = [jax.ShapeDtypeStruct((size, *kind.shape[1:]), kind.dtype) for kind in taken]
+        avals += taken
+    return _pack(update, [Stage(stage.function, (*stage.avals[:2], tuple(avals)))], platform, local, donates=True)
 
 
-def loaded_update(head: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> UpdateProgram:
-    """Returns the update that `sent_update` made this of."""
-    update, (program,) = _loaded(head, arrays, donates=True)
+def unpack_update(head: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> UpdateProgram:
+    """Return the update of a call from `pack_update`."""
+    update, (program,) = _unpack(head, arrays, donates=True)
     return UpdateProgram(update, program)

@@ -23,7 +23,7 @@ from replicax._data.iterators import ElementIterator, pull, push_back
 from replicax._parameter_server import execution, scheduling
 from replicax._parameter_server.datasets import kinds_of, made
 from replicax._parameter_server.execution import Computed
-from replicax._parameter_server.plans import WorkerPlan, loaded_plan
+from replicax._parameter_server.plans import WorkerPlan, unpack_plan
 from replicax._parameter_server.servers import CutOffError, Servers
 from replicax._parameter_server.shipping import unpacked
 from replicax._parameter_server.worker_values import own_arrays
@@ -131,7 +131,7 @@ class Worker:
     def plan(self, request: Request) -> Answer:
         """Keeps the program of a function."""
         session = self._keeping(request)
-        session.plans[request.head["key"]] = loaded_plan(request.head, request.arrays)
+        session.plans[request.head["key"]] = unpack_plan(request.head, request.arrays)
         return {}, ()
 
     def _keeping(self, request: Request) -> _Session:
