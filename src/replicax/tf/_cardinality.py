@@ -20,9 +20,9 @@ def assert_cardinality(expected_cardinality: int) -> Callable[[Dataset], Dataset
     Raises:
         FailedPreconditionError: when the dataset is read, if it has another number of elements.
 
-    >>> from replicax.tf.data import Dataset
-    >>> odd = Dataset.range(5).filter(lambda x: x % 2 == 1)
-    >>> int(odd.apply(assert_cardinality(2)).cardinality())
+    >>> import replicax.tf as tf
+    >>> odd = tf.data.Dataset.range(5).filter(lambda x: x % 2 == 1)
+    >>> int(odd.apply(tf.data.experimental.assert_cardinality(2)).cardinality())
     2
     """
     expected = int(expected_cardinality)

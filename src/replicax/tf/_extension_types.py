@@ -12,16 +12,20 @@ import functools
 import sys
 import types
 import typing
-from typing import Any, Self, dataclass_transform
+from collections.abc import Callable, Iterable
+from typing import Any, Self, TypeAlias, dataclass_transform
 
 import jax
 import numpy as np
 
-from replicax.tf._core import TensorShape, TypeSpec, as_dtype
+from replicax.tf._core import TensorShape, Tree, TypeSpec, as_dtype
 from replicax.tf._dtypes import DType
 from replicax.tf._host import Tensor
 from replicax.tf._ops import convert_to_tensor
 from replicax.tf._type_specs import type_spec_from_value
+
+# The names of the fields that are children, and the other fields.
+_Structure: TypeAlias = "tuple[tuple[str, ...], tuple[tuple[str, Tree], ...]]"
 
 
 @dataclass_transform(frozen_default=True)
@@ -44,7 +48,7 @@ class ExtensionType:
 
     Spec: typing.ClassVar[type[ExtensionTypeSpec]]
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         own_init = "__init__" in vars(cls)
         dataclasses.dataclass(init=not own_init, repr=False, eq=False)(cls)
@@ -57,7 +61,7 @@ class ExtensionType:
     def __validate__(self) -> None:
         """Raises an error if the fields do not fit together; subclasses have their own."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if "_made" in vars(self):
             raise AttributeError(f"Cannot mutate attribute `{name}` outside the custom constructor of ExtensionType.")
         object.__setattr__(self, name, value)
@@ -69,13 +73,15 @@ class ExtensionType:
         fields = ", ".join(f"{each.name}={getattr(self, each.name)!r}" for each in dataclasses.fields(self))  # type: ignore[arg-type]
         return f"{type(self).__name__}({fields})"
 
-    def __eq__(self, other: object) -> Any:
+    def __eq__(self, other: object) -> jax.Array | bool:  # type: ignore[override]
         if type(other) is not type(self):
             return False
-        ours: Any = jax.tree.flatten(self)
-        theirs: Any = jax.tree.flatten(other)
-        same = ours[1] == theirs[1] and all(np.shape(a) == np.shape(b) for a, b in zip(ours[0], theirs[0]))
-        return same and convert_to_tensor(all(bool(np.all(a == b)) for a, b in zip(ours[0], theirs[0])))
+        (ours, structure), (theirs, other_structure) = jax.tree.flatten(self), jax.tree.flatten(other)
+        pairs = list(zip(ours, theirs))
+        same: bool = structure == other_structure  # type: ignore[operator]
+        if not same or any(np.shape(a) != np.shape(b) for a, b in pairs):
+            return False
+        return convert_to_tensor(all(bool(np.all(a == b)) for a, b in pairs))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -85,7 +91,7 @@ class ExtensionTypeSpec(TypeSpec):
 
     _of: type[ExtensionType]
 
-    def __init__(self, *args: Any, **fields: Any) -> None:
+    def __init__(self, *args: Tree, **fields: Tree) -> None:
         names = [each.name for each in dataclasses.fields(self._of)]  # type: ignore[arg-type]
         self._fields_of = {**dict(zip(names, args)), **fields}
 
@@ -105,23 +111,23 @@ class ExtensionTypeSpec(TypeSpec):
         """Returns the spec of an object."""
         return cls(**{name: _spec(each) for name, each in as_dict(value).items()})
 
-    def _serialize(self) -> tuple[Any, ...]:
+    def _serialize(self) -> tuple[object, ...]:
         return tuple(self._fields_of.items())
 
     @classmethod
-    def _deserialize(cls, serialization: Any) -> Self:
+    def _deserialize(cls, serialization: Iterable[tuple[str, Tree]]) -> Self:
         return cls(**dict(serialization))
 
     def __repr__(self) -> str:
         return f"{type(self).__qualname__}({', '.join(f'{k}={v!r}' for k, v in self._fields_of.items())})"
 
 
-def as_dict(value: ExtensionType) -> dict[str, Any]:
+def as_dict(value: ExtensionType) -> dict[str, Tree]:
     """Returns the fields of an object by name."""
     return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}  # type: ignore[arg-type]
 
 
-def _spec(value: Any) -> Any:
+def _spec(value: Tree) -> Tree:
     if isinstance(value, (tuple, list)) and not isinstance(value, TensorShape):
         return tuple(map(_spec, value))
     if isinstance(value, dict):
@@ -129,7 +135,7 @@ def _spec(value: Any) -> Any:
     return type_spec_from_value(value) if _holds_tensors(value) else value
 
 
-def _holds_tensors(value: Any) -> bool:
+def _holds_tensors(value: Tree) -> bool:
     """Returns whether a value of a field is a tensor, or may have tensors in it."""
     if isinstance(value, (tuple, list)) and not isinstance(value, TensorShape):
         return any(map(_holds_tensors, value))
@@ -139,11 +145,11 @@ def _holds_tensors(value: Any) -> bool:
     return not isinstance(value, plain)
 
 
-def _constructor(cls: type[ExtensionType], init: Any, names: dict[str, Any]) -> Any:
+def _constructor(cls: type[ExtensionType], init: Callable[..., None], names: dict[str, object]) -> Callable[..., None]:
     """Returns `__init__` of an extension type, which converts the fields, validates them and lets nothing be set."""
 
     @functools.wraps(init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: ExtensionType, *args: Tree, **kwargs: Tree) -> None:
         init(self, *args, **kwargs)
         if type(self) is not cls:
             return  # called by the constructor of a subclass
@@ -157,7 +163,7 @@ def _constructor(cls: type[ExtensionType], init: Any, names: dict[str, Any]) -> 
     return __init__
 
 
-def _converted(value: Any, hint: Any, field: str) -> Any:
+def _converted(value: Tree, hint: Any, field: str) -> Tree:
     """Returns an argument as the type that a field declares; raises `TypeError` if it is none of it."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Tensor:
@@ -190,9 +196,9 @@ def _converted(value: Any, hint: Any, field: str) -> Any:
     raise TypeError(f"{field}: expected {wanted!r}, got {type(value).__name__!r}")
 
 
-def _flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], Any]:
+def _flatten_with_keys(value: ExtensionType) -> tuple[list[tuple[jax.tree_util.GetAttrKey, Tree]], _Structure]:
     children, plain = [], []
-    for each in dataclasses.fields(value):
+    for each in dataclasses.fields(value):  # type: ignore[arg-type]
         part = getattr(value, each.name)
         if _holds_tensors(part):
             children.append((jax.tree_util.GetAttrKey(each.name), part))
@@ -202,8 +208,8 @@ def _flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], Any]:
     return children, (names, tuple(plain))
 
 
-def _unflattener(cls: type[ExtensionType]) -> Any:
-    def unflatten(structure: Any, children: Any) -> Any:
+def _unflattener(cls: type[ExtensionType]) -> Callable[[_Structure, Iterable[Tree]], ExtensionType]:
+    def unflatten(structure: _Structure, children: Iterable[Tree]) -> ExtensionType:
         value = object.__new__(cls)
         names, plain = structure
         for name, part in (*zip(names, children), *plain):

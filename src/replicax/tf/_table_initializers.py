@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -38,6 +39,15 @@ def as_rows(value: TensorLike, dtype: np.dtype | None = None) -> np.ndarray:
     return array.astype(dtype)
 
 
+Key: TypeAlias = "int | float | bytes"  # or a value
+
+
+class Fillable(Protocol):
+    """A table that an initializer fills."""
+
+    def _fill(self, keys: list[Key], values: list[Key]) -> None: ...
+
+
 class TableInitializerBase:
     """The base of what fills a table."""
 
@@ -54,7 +64,7 @@ class TableInitializerBase:
         """The dtype of the values."""
         return as_dtype(self._value_dtype)
 
-    def initialize(self, table: Any) -> None:
+    def initialize(self, table: Fillable) -> None:
         """Fills a table."""
         raise NotImplementedError
 
@@ -78,7 +88,7 @@ class KeyValueTensorInitializer(TableInitializerBase):
             )
         super().__init__(self._keys.dtype, self._values.dtype)
 
-    def initialize(self, table: Any) -> None:
+    def initialize(self, table: Fillable) -> None:
         """Fills a table."""
         table._fill(self._keys.ravel().tolist(), self._values.ravel().tolist())
 
@@ -102,7 +112,7 @@ class TextFileInitializer(TableInitializerBase):
 
     def __init__(
         self,
-        filename: Any,
+        filename: str | os.PathLike[str],
         key_dtype: DTypeLike,
         key_index: int,
         value_dtype: DTypeLike,
@@ -125,7 +135,7 @@ class TextFileInitializer(TableInitializerBase):
         self._indices, self._size, self._offset = (key_index, value_index), vocab_size, value_index_offset
         self._delimiter = delimiter.encode()
 
-    def initialize(self, table: Any) -> None:
+    def initialize(self, table: Fillable) -> None:
         """Fills a table.
 
         Raises:
@@ -146,7 +156,7 @@ class TextFileInitializer(TableInitializerBase):
         values = [self._part(n, line, self._indices[1], self.value_dtype, self._offset) for n, line in enumerate(lines)]
         table._fill(keys, values)
 
-    def _part(self, number: int, line: bytes, index: int, dtype: np.dtype, offset: int) -> Any:
+    def _part(self, number: int, line: bytes, index: int, dtype: np.dtype, offset: int) -> Key:
         if index == TextFileIndex.LINE_NUMBER:
             return number + offset
         part = line

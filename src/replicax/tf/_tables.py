@@ -25,12 +25,11 @@ from replicax.tf._core import (
     dtype_name,
 )
 from replicax.tf._ops import convert_to_tensor, known, string_tensor
-from replicax.tf._table_initializers import TableInitializerBase, as_rows
+from replicax.tf._table_initializers import Key, TableInitializerBase, as_rows
 from replicax.tf._types import Composed, DTypeLike, TensorLike
 
 _STRING, _INT64 = np.dtype(object), np.dtype(np.int64)
-_Key: TypeAlias = "int | float | bytes"
-_Rows: TypeAlias = "dict[_Key, _Key | np.ndarray]"  # values by key: Python's numbers and bytes, or arrays
+_Rows: TypeAlias = "dict[Key, Key | np.ndarray]"  # values by key: Python's numbers and bytes, or arrays
 
 
 class _Table:
@@ -100,7 +99,7 @@ class _Table:
             parts = default.reshape(-1, *shape)
             values = [rows.get(key, parts[i]) for i, key in enumerate(array.ravel().tolist())]
         else:
-            missing: _Key | np.ndarray = (self._default if default is None else default)[()]
+            missing: Key | np.ndarray = (self._default if default is None else default)[()]
             found = array.ravel().tolist()
             if rows and found and isinstance(found[0], Probe):  # specs are asked for: no string is unknown
                 missing = next(iter(rows.values()))
@@ -130,7 +129,7 @@ class _Table:
         return keys, _tensor(values, self._value_dtype, (len(values), *self._default.shape))
 
 
-def _tensor(values: Sequence[_Key | np.ndarray], dtype: np.dtype, shape: tuple[int, ...]) -> jax.Array:
+def _tensor(values: Sequence[Key | np.ndarray], dtype: np.dtype, shape: tuple[int, ...]) -> jax.Array:
     if dtype == _STRING:
         out = np.empty(len(values), object)
         out[:] = values
@@ -166,7 +165,7 @@ class StaticHashTable(_Table):
         super().__init__(initializer.key_dtype, initializer.value_dtype, default_value, name)
         initializer.initialize(self)
 
-    def _fill(self, keys: list[_Key], values: list[_Key]) -> None:
+    def _fill(self, keys: list[Key], values: list[Key]) -> None:
         rows = self._rows
         for key, value in zip(keys, values):
             if rows.setdefault(key, value) != value:
@@ -265,7 +264,7 @@ class MutableHashTable(_Table):
             )
         self._rows.update(zip(own.ravel().tolist(), self._parts(new)))
 
-    def _parts(self, values: np.ndarray) -> list[_Key | np.ndarray]:
+    def _parts(self, values: np.ndarray) -> list[Key | np.ndarray]:
         shape = self._default.shape
         return list(values.reshape(-1, *shape)) if shape else values.ravel().tolist()
 

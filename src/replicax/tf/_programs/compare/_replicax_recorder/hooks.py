@@ -22,7 +22,9 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -44,11 +46,13 @@ def install(program_folder: str, folder: str, steps: int, keep_random: bool, rep
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Calls a function with a module once it is imported."""
 
-    def __init__(self, waiting: dict[str, Callable[[Any], None]]) -> None:
+    def __init__(self, waiting: dict[str, Callable[[ModuleType], None]]) -> None:
         self._waiting = waiting
         self._is_searching = False
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name not in self._waiting or self._is_searching:
             return None
         states = random.getstate(), np.random.get_state()
@@ -56,7 +60,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         try:
             finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
             specs = (finder.find_spec(name, path, target) for finder in finders)
-            spec = next((spec for spec in specs if spec is not None), None)
+            spec: ModuleSpec | None = next((spec for spec in specs if spec is not None), None)
         finally:
             self._is_searching = False
         sys.meta_path.remove(self)
@@ -65,7 +69,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         if loader is not None:
             load = loader.exec_module
 
-            def exec_module(module: Any) -> None:
+            def exec_module(module: ModuleType) -> None:
                 then = self._waiting.pop(name, None)  # not before: some code only asks whether there is a module
                 load(module)
                 random.setstate(states[0])  # the libraries draw different numbers while they are imported
@@ -85,7 +89,7 @@ class _Hooks:
         self._written: set[str] = set()  # checkpoints
         self._in_optimizer = False  # whether the variable that is created belongs to the state of an optimizer
 
-    def into_tensorflow(self, tf: Any) -> None:
+    def into_tensorflow(self, tf: ModuleType) -> None:
         """Hook TensorFlow's functions."""
         _wrap(type(tf.Variable), "__call__", self._create_tf_variable)
         _wrap(type(tf.function(lambda: None)), "__call__", self._call_function)
@@ -100,7 +104,7 @@ class _Hooks:
         if not self._keep_random:
             randomness.fix_in_tensorflow(tf, self._recorder, self._is_creating)
 
-    def into_keras(self, keras: Any) -> None:
+    def into_keras(self, keras: ModuleType) -> None:
         """Hook Keras's functions."""
         _wrap(keras.Variable, "__init__", self._create_keras_variable)
         _wrap(keras.Variable, "_deferred_initialize", self._initialize_keras_variable)
@@ -115,7 +119,7 @@ class _Hooks:
 
     # Variables.
 
-    def _create_tf_variable(self, create: Callable[..., Any], kind: Any, *args: Any, **kwargs: Any) -> Any:
+    def _create_tf_variable(self, create: Callable[..., object], kind: type, *args: object, **kwargs: Any) -> object:
         if (
             kind is not _tensorflow().Variable
             or self._creation
@@ -141,9 +145,9 @@ class _Hooks:
         self._recorder.add_variable(entry, variable)
         return variable
 
-    def _create_keras_variable(self, init: Callable[..., None], variable: Any, *args: Any, **kwargs: Any) -> None:
+    def _create_keras_variable(self, init: Callable[..., None], variable: Any, *args: object, **kwargs: Any) -> None:
         names = ("initializer", "shape", "dtype", "trainable")
-        arguments = {**dict(zip(names, args)), **kwargs}
+        arguments: dict[str, Any] = {**dict(zip(names, args)), **kwargs}
         if isinstance(arguments.get("initializer"), str):
             arguments["initializer"] = sys.modules["keras"].initializers.get(arguments["initializer"])
         initializer = arguments["initializer"]
@@ -161,14 +165,14 @@ class _Hooks:
             init(variable, **arguments)
         self._recorder.add_variable(entry, variable)
 
-    def _initialize_keras_variable(self, initialize: Callable[..., None], variable: Any) -> None:
+    def _initialize_keras_variable(self, initialize: Callable[..., None], variable: object) -> None:
         with self._creation:
             initialize(variable)
 
-    def _initializer(self, entry: Entry, initializer: Callable[..., Any]) -> Callable[..., Any]:
+    def _initializer(self, entry: Entry, initializer: Callable[..., object]) -> Callable[..., object]:
         """Return an initializer that saves its value, or that returns the value of the other run."""
 
-        def initialize(shape: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        def initialize(shape: object, dtype: object = None, **kwargs: object) -> object:
             initial = self._recorder.initial(entry)
             with self._creation:
                 if initial is not None:
@@ -180,20 +184,20 @@ class _Hooks:
 
         return initialize
 
-    def _add_slot(self, add: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _add_slot(self, add: Callable[..., object], *args: object, **kwargs: object) -> object:
         self._in_optimizer = True
         try:
             return add(*args, **kwargs)
         finally:
             self._in_optimizer = False
 
-    def _create_metric(self, init: Callable[..., None], metric: Any, *args: Any, **kwargs: Any) -> None:
+    def _create_metric(self, init: Callable[..., None], metric: object, *args: object, **kwargs: object) -> None:
         init(metric, *args, **kwargs)
         self._recorder.new_metric(metric)
 
     # Steps.
 
-    def _call_function(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _call_function(self, call: Callable[..., object], *args: object, **kwargs: object) -> object:
         if self._is_inside():
             return call(*args, **kwargs)
         self._recorder.flush()
@@ -203,18 +207,20 @@ class _Hooks:
             self._recorder.record_step(dict(scalars(result)))
         return result
 
-    def _run(self, run: Callable[..., Any], strategy: Any, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, run: Callable[..., object], strategy: Any, *args: object, **kwargs: object) -> object:
         self._recorder.note("replicas", number=int(strategy.num_replicas_in_sync))
         return self._call_function(run, strategy, *args, **kwargs)
 
-    def _gradient(self, gradient: Callable[..., Any], tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    def _gradient(
+        self, gradient: Callable[..., object], tape: object, target: object, *args: object, **kwargs: object
+    ) -> object:
         if not self._is_inside():
             self._recorder.flush()
             for name, value in scalars(target, "loss"):
                 self._recorder.pending[unique(name, self._recorder.pending)] = value
         return gradient(tape, target, *args, **kwargs)
 
-    def _apply(self, apply: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _apply(self, apply: Callable[..., object], *args: object, **kwargs: object) -> object:
         if self._is_inside():
             return apply(*args, **kwargs)
         with self._call:
@@ -222,7 +228,7 @@ class _Hooks:
         self._recorder.record_step({})
         return result
 
-    def _fit(self, fit: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    def _fit(self, fit: Callable[..., object], model: object, *args: object, **kwargs: object) -> object:
         if not self._keep_random:
             args, kwargs = args[:8], {**kwargs, "shuffle": False}  # `shuffle` is the ninth argument
             self._recorder.note("unshuffled", name="model.fit")
@@ -230,13 +236,13 @@ class _Hooks:
         with self._call:
             return fit(model, *args, **kwargs)
 
-    def _end_batch(self, end: Callable[..., None], callbacks: Any, batch: int, logs: Any = None) -> None:
+    def _end_batch(self, end: Callable[..., None], callbacks: Any, batch: int, logs: object = None) -> None:
         end(callbacks, batch, logs)
         if hasattr(callbacks._model, "jax_state_sync"):  # Keras's variables are empty while `fit` runs on JAX
             callbacks._model.jax_state_sync()
         self._recorder.record_step(dict(scalars(logs)), metrics=False)
 
-    def _train_on_batch(self, train: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _train_on_batch(self, train: Callable[..., object], *args: object, **kwargs: object) -> object:
         if self._is_inside():
             return train(*args, **kwargs)
         self._recorder.flush()
@@ -247,26 +253,26 @@ class _Hooks:
 
     # Checkpoints.
 
-    def _write_checkpoint(self, write: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _write_checkpoint(self, write: Callable[..., object], *args: object, **kwargs: object) -> object:
         result = write(*args, **kwargs)
         if path := _path(result):
             self._written.add(path)
             self._recorder.note("written", name=path)
         return result
 
-    def _restore(self, restore: Callable[..., Any], checkpoint: Any, *args: Any, **kwargs: Any) -> Any:
+    def _restore(self, restore: Callable[..., object], checkpoint: object, *args: object, **kwargs: object) -> object:
         self._note_restored(args[0] if args else kwargs.get("save_path"))
         return restore(checkpoint, *args, **kwargs)
 
-    def _restore_newest(self, restore: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _restore_newest(self, restore: Callable[..., object], *args: object, **kwargs: object) -> object:
         result = restore(*args, **kwargs)
         self._note_restored(result)
         return result
 
-    def _note_restored(self, path: Any) -> None:
-        path = _path(path)
-        if path and path not in self._written:
-            self._recorder.note("restored", name=path)
+    def _note_restored(self, path: object) -> None:
+        name = _path(path)
+        if name and name not in self._written:
+            self._recorder.note("restored", name=name)
 
     # Where a call is.
 
@@ -297,24 +303,24 @@ class _Nesting:
         self._depth -= 1
 
 
-def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
+def _wrap(owner: object, name: str, hook: Callable[..., object]) -> None:
     """Have an attribute of a class or module call a hook, which gets the original first and then the arguments."""
     original = getattr(owner, name)
 
     @functools.wraps(original)  # with the module of the original, whose functions AutoGraph does not convert
-    def call_hook(*args: Any, **kwargs: Any) -> Any:
+    def call_hook(*args: object, **kwargs: object) -> object:
         return hook(original, *args, **kwargs)
 
     call_hook.autograph_info__ = {}  # type: ignore[attr-defined]  # AutoGraph's mark of functions that it leaves alone
     setattr(owner, name, call_hook)
 
 
-def _path(path: Any) -> str:
+def _path(path: object) -> str:
     """Return the path of a checkpoint as seen from the current folder; an empty text for None and for tensors."""
     return os.path.relpath(path) if isinstance(path, (str, os.PathLike)) and os.fspath(path) else ""
 
 
-def _tensorflow() -> Any:
+def _tensorflow() -> ModuleType:
     """Return the module that the program imports as TensorFlow."""
     return importlib.import_module("tensorflow")
 

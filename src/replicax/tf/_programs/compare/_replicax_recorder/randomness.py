@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,10 @@ _OTHERS = "categorical gamma poisson stateless_categorical stateless_gamma state
 _OF_KERAS = "beta binomial categorical gamma"
 _LISTS = {"normal": _NORMAL, "truncated_normal": _TRUNCATED, "uniform": _UNIFORM}
 
-Original = Callable[..., Any]
+Original = Callable[..., object]
 
 
-def fix_in_tensorflow(tf: Any, recorder: Recorder, is_creating: Callable[[], bool]) -> None:
+def fix_in_tensorflow(tf: ModuleType, recorder: Recorder, is_creating: Callable[[], bool]) -> None:
     """Have random functions of TensorFlow return fixed numbers, and datasets keep their order.
 
     Args:
@@ -34,7 +35,7 @@ def fix_in_tensorflow(tf: Any, recorder: Recorder, is_creating: Callable[[], boo
         recorder: gets a note of each.
         is_creating: whether a variable is being created; its initial value is drawn as ever.
     """
-    fixed: dict[tuple[Any, str], Callable[..., Any]] = {
+    fixed: dict[tuple[object, str], Callable[..., object]] = {
         (tf.random, "shuffle"): functools.partial(_in_order, recorder, "tf.random.shuffle"),
         (tf.data.Dataset, "shuffle"): functools.partial(_in_order, recorder, "Dataset.shuffle"),
         (tf.data.Dataset, "list_files"): functools.partial(_list_files, recorder),
@@ -56,9 +57,11 @@ def fix_in_tensorflow(tf: Any, recorder: Recorder, is_creating: Callable[[], boo
         _replace(owner, shown.rpartition(".")[2], functools.partial(_note, recorder, shown), is_creating)
 
 
-def fix_in_keras(keras: Any, tf: Callable[[], Any], recorder: Recorder, is_creating: Callable[[], bool]) -> None:
+def fix_in_keras(
+    keras: ModuleType, tf: Callable[[], ModuleType], recorder: Recorder, is_creating: Callable[[], bool]
+) -> None:
     """Have random functions of Keras's backend return fixed numbers; the arguments are those of `fix_in_tensorflow`."""
-    fixed: dict[str, Callable[..., Any]] = {
+    fixed: dict[str, Callable[..., object]] = {
         name: functools.partial(_note, recorder, f"keras.random.{name}") for name in _OF_KERAS.split()
     }
     for name, numbers in [*_LISTS.items(), ("randint", _UNIFORM)]:
@@ -69,7 +72,7 @@ def fix_in_keras(keras: Any, tf: Callable[[], Any], recorder: Recorder, is_creat
         _replace(keras.src.backend.random, name, function, is_creating)
 
 
-def _replace(owner: Any, name: str, function: Callable[..., Any], is_creating: Callable[[], bool]) -> None:
+def _replace(owner: object, name: str, function: Callable[..., object], is_creating: Callable[[], bool]) -> None:
     """Replace an attribute by a function that gets the original first and then the arguments."""
     if not hasattr(owner, name):
         return
@@ -77,58 +80,58 @@ def _replace(owner: Any, name: str, function: Callable[..., Any], is_creating: C
     is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
 
     @functools.wraps(original)
-    def call_replacement(*args: Any, **kwargs: Any) -> Any:
+    def call_replacement(*args: object, **kwargs: object) -> object:
         return original(*args, **kwargs) if is_creating() else function(original, *args, **kwargs)
 
     call_replacement.autograph_info__ = {}  # type: ignore[attr-defined]  # AutoGraph's mark of functions that it leaves alone
     setattr(owner, name, staticmethod(call_replacement) if is_static else call_replacement)
 
 
-def _note(recorder: Recorder, shown: str, draw: Original, *args: Any, **kwargs: Any) -> Any:
+def _note(recorder: Recorder, shown: str, draw: Original, *args: object, **kwargs: object) -> object:
     recorder.note("random", name=shown)
     return draw(*args, **kwargs)
 
 
-def _in_order(recorder: Recorder, shown: str, _: Original, value: Any, *args: Any, **kwargs: Any) -> Any:
+def _in_order(recorder: Recorder, shown: str, _: Original, value: object, *args: object, **kwargs: object) -> object:
     recorder.note("unshuffled", name=shown)
     return value
 
 
-def _keep_image(recorder: Recorder, shown: str, _: Original, image: Any, *args: Any, **kwargs: Any) -> Any:
+def _keep_image(recorder: Recorder, shown: str, _: Original, image: object, *args: object, **kwargs: object) -> object:
     recorder.note("unchanged", name=shown)
     return image
 
 
 def _crop(
-    load: Callable[[], Any],
+    load: Callable[[], ModuleType],
     recorder: Recorder,
     shown: str,
     _: Original,
-    value: Any,
-    size: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+    value: object,
+    size: object,
+    *args: object,
+    **kwargs: object,
+) -> object:
     recorder.note("first corner", name=shown)
     tf = load()
     return tf.slice(value, tf.zeros_like(size), size)
 
 
-def _list_files(recorder: Recorder, list_files: Original, pattern: Any, *args: Any, **kwargs: Any) -> Any:
+def _list_files(recorder: Recorder, list_files: Original, pattern: object, *args: object, **kwargs: object) -> object:
     recorder.note("unshuffled", name="Dataset.list_files")
     kwargs.pop("shuffle", None)
     return list_files(pattern, shuffle=False, **kwargs)
 
 
 def _draw(
-    load: Callable[[], Any],
+    load: Callable[[], ModuleType],
     recorder: Recorder,
     shown: str,
     numbers: np.ndarray,
     draw: Original,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+    *args: object,
+    **kwargs: object,
+) -> object:
     """Return fixed numbers in place of what a function with TensorFlow's or Keras's arguments would draw."""
     tf = load()
     recorder.note("fixed", name=shown)
@@ -147,7 +150,7 @@ def _draw(
     return tf.cast(values, dtype) * tf.cast(scale, dtype) + tf.cast(shift, dtype)
 
 
-def _repeat(tf: Any, numbers: np.ndarray, shape: Any) -> Any:
+def _repeat(tf: ModuleType, numbers: np.ndarray, shape: object) -> Any:
     """Return a list of numbers, repeated to a shape that may be known only when a compiled function runs."""
     numbers = numbers.astype(np.float32)
     shape = tf.convert_to_tensor(shape, tf.int32)
@@ -159,15 +162,15 @@ def _repeat(tf: Any, numbers: np.ndarray, shape: Any) -> Any:
 
 
 def _drop(
-    load: Callable[[], Any],
+    load: Callable[[], ModuleType],
     recorder: Recorder,
     _: Original,
     x: Any,
     rate: Any,
     noise_shape: Any = None,
-    seed: Any = None,
-    name: Any = None,
-) -> Any:
+    seed: object = None,
+    name: object = None,
+) -> object:
     """Return the input of a dropout without the units that a fixed mask leaves out."""
     tf = load()
     recorder.note("fixed", name="dropout")
