@@ -257,7 +257,7 @@ def make_csv_dataset(
     compression_type: str | None = None,
     ignore_errors: bool = False,
     encoding: str = "utf-8",
-) -> Dataset:
+) -> data.Dataset:
     """Returns a dataset of batches of the lines of CSV files: dicts from the names of columns to vectors.
 
     Args:
@@ -314,7 +314,13 @@ def make_csv_dataset(
         use_quote_delim=use_quote_delim, na_value=na_value, select_cols=None if len(own) == len(names) else chosen,
     )  # fmt: skip
     lines = lines.ignore_errors() if ignore_errors else lines
-    return _batches(lines, own, label_name, batch_size, num_epochs, shuffle, shuffle_buffer_size, shuffle_seed)
+    batches = _batches(lines, batch_size, num_epochs, shuffle_buffer_size if shuffle else None, shuffle_seed)
+
+    def named(*columns: Tree) -> Tree:
+        features = collections.OrderedDict(zip(own, columns))
+        return features if label_name is None else (features, features.pop(label_name))
+
+    return batches.map(named).prefetch(1)
 
 
 def _check_lengths(rows: list[list[str]], expected: int) -> list[list[str]]:
@@ -337,19 +343,12 @@ def _matching(file_pattern: _Pattern) -> list[str]:
 
 
 def _batches(
-    lines: Dataset, names: list[str], label: str | None, size: int, epochs: int | None, shuffle: bool, buffer: int,
-    seed: int | None,
-) -> Dataset:  # fmt: skip
-    """Returns batches of lines, as dicts."""
-    lines = lines.shuffle(buffer, seed) if shuffle else lines
-    lines = lines.repeat(epochs) if epochs != 1 else lines
-    batches = lines.batch(size, drop_remainder=epochs is None)
-
-    def named(*columns: Tree) -> Tree:
-        features = collections.OrderedDict(zip(names, columns))
-        return features if label is None else (features, features.pop(label))
-
-    return batches.map(named).prefetch(1)
+    rows: data.Dataset, size: int, epochs: int | None, buffer: int | None, seed: int | None, full: bool = False
+) -> data.Dataset:
+    """Return batches of rows, shuffled in a buffer unless it is None; only full batches of rows without an end."""
+    rows = rows if buffer is None else rows.shuffle(buffer, seed)
+    rows = rows.repeat(epochs) if epochs != 1 else rows
+    return rows.batch(size, drop_remainder=full or epochs is None)
 
 
 def make_batched_features_dataset(
@@ -390,9 +389,8 @@ def make_batched_features_dataset(
         raise ValueError(f"`label_key` provided must be one of the features: {list(features)}, got {label_key!r}.")
     files = _matching(file_pattern)
     records = (reader or TFRecordDataset)(files, *(reader_args or ()))  # type: ignore[arg-type]
-    records = records.shuffle(shuffle_buffer_size, shuffle_seed) if shuffle else records
-    records = records.repeat(num_epochs) if num_epochs != 1 else records
-    batches = records.batch(batch_size, drop_remainder=drop_final_batch or num_epochs is None)
+    buffer = shuffle_buffer_size if shuffle else None
+    batches = _batches(records, batch_size, num_epochs, buffer, shuffle_seed, drop_final_batch)
 
     def parsed(serialized: Tree) -> Tree:
         found = parse_example(serialized, features)

@@ -31,24 +31,19 @@ def _quantized(x: jax.Array, low: jax.Array, high: jax.Array, scale: jax.Array) 
 
 
 def _gradients(
-    gradients: jax.Array,
-    x: jax.Array,
-    low: jax.Array,
-    high: jax.Array,
-    bits: int,
-    narrow: bool,
-    axes: tuple[int, ...] | None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    bits: int, narrow: bool, channels: bool, gradients: jax.Array, x: jax.Array, low: jax.Array, high: jax.Array
+) -> tuple[jax.Array, ...]:
     """Returns the gradients of the inputs and of the two ends of the range: each input belongs to one of the three."""
     bottom, top, _ = _nudged(low, high, bits, narrow)
     below, above = x < bottom, x > top
     inside = jnp.logical_not(jnp.logical_or(below, above))
     parts = [jnp.where(each, gradients, jnp.zeros_like(gradients)) for each in (inside, below, above)]
+    axes = tuple(range(gradients.ndim - channels))
     return parts[0], jnp.sum(parts[1], axis=axes), jnp.sum(parts[2], axis=axes)
 
 
 @functools.cache
-def _fake(bits: int, narrow: bool, channels: bool) -> Callable[..., jax.Array]:
+def _program(bits: int, narrow: bool, channels: bool) -> Callable[..., jax.Array]:
     @jax.custom_vjp
     def fake(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
         return _quantized(x, *_nudged(low, high, bits, narrow))
@@ -57,11 +52,23 @@ def _fake(bits: int, narrow: bool, channels: bool) -> Callable[..., jax.Array]:
         return fake(x, low, high), (x, low, high)
 
     def backward(saved: tuple[jax.Array, ...], gradients: jax.Array) -> tuple[jax.Array, ...]:
-        axes = tuple(range(gradients.ndim - channels))
-        return _gradients(gradients, *saved, bits, narrow, axes)  # type: ignore[call-arg, arg-type]
+        return _gradients(bits, narrow, channels, gradients, *saved)
 
     fake.defvjp(forward, backward)
     return fake
+
+
+@on_jax
+def _fake(inputs: TensorLike, low: TensorLike, high: TensorLike, bits: int, narrow: bool, channels: bool) -> jax.Array:
+    """Round numbers to the steps of ranges, one for all or one for each of the `channels`."""
+    given = [convert_to_tensor(value, np.float32) for value in (inputs, low, high)]
+    return _program(as_int(bits, "num_bits"), bool(narrow), channels)(*given)
+
+
+@on_jax
+def _gradients_of(bits: int, narrow: bool, channels: bool, *arrays: TensorLike) -> tuple[jax.Array, ...]:
+    given = [convert_to_tensor(value, np.float32) for value in arrays]
+    return _gradients(as_int(bits, "num_bits"), bool(narrow), channels, *given)
 
 
 def fake_quant_with_min_max_args(
@@ -73,10 +80,9 @@ def fake_quant_with_min_max_args(
     name: str | None = None,
 ) -> jax.Array:
     """Rounds numbers to the steps of a range with `2 ** num_bits` steps; gradients pass where inputs are in it."""
-    return fake_quant_with_min_max_vars(inputs, float(min), float(max), num_bits, narrow_range)
+    return _fake(inputs, float(min), float(max), num_bits, narrow_range, False)
 
 
-@on_jax
 def fake_quant_with_min_max_vars(
     inputs: TensorLike,
     min: TensorLike,
@@ -86,12 +92,9 @@ def fake_quant_with_min_max_vars(
     name: str | None = None,
 ) -> jax.Array:
     """Rounds numbers to the steps of a range whose ends are scalars, which get gradients from inputs beyond them."""
-    ends = convert_to_tensor(min, np.float32), convert_to_tensor(max, np.float32)
-    bits = as_int(num_bits, "num_bits")
-    return _fake(bits, bool(narrow_range), False)(convert_to_tensor(inputs, np.float32), *ends)
+    return _fake(inputs, min, max, num_bits, narrow_range, False)
 
 
-@on_jax
 def fake_quant_with_min_max_vars_per_channel(
     inputs: TensorLike,
     min: TensorLike,
@@ -101,9 +104,7 @@ def fake_quant_with_min_max_vars_per_channel(
     name: str | None = None,
 ) -> jax.Array:
     """Rounds numbers to the steps of ranges, of which each channel, along the last axis, has its own."""
-    ends = convert_to_tensor(min, np.float32), convert_to_tensor(max, np.float32)
-    bits = as_int(num_bits, "num_bits")
-    return _fake(bits, bool(narrow_range), True)(convert_to_tensor(inputs, np.float32), *ends)
+    return _fake(inputs, min, max, num_bits, narrow_range, True)
 
 
 def fake_quant_with_min_max_args_gradient(
@@ -116,10 +117,9 @@ def fake_quant_with_min_max_args_gradient(
     name: str | None = None,
 ) -> jax.Array:
     """Returns the gradient of the inputs of `fake_quant_with_min_max_args`."""
-    return fake_quant_with_min_max_vars_gradient(gradients, inputs, float(min), float(max), num_bits, narrow_range)[0]
+    return _gradients_of(num_bits, narrow_range, False, gradients, inputs, float(min), float(max))[0]
 
 
-@on_jax
 def fake_quant_with_min_max_vars_gradient(
     gradients: TensorLike,
     inputs: TensorLike,
@@ -130,11 +130,9 @@ def fake_quant_with_min_max_vars_gradient(
     name: str | None = None,
 ) -> tuple[jax.Array, ...]:
     """Returns the gradients of the arguments of `fake_quant_with_min_max_vars`."""
-    given = (convert_to_tensor(each, np.float32) for each in (gradients, inputs, min, max))
-    return _gradients(*given, as_int(num_bits, "num_bits"), bool(narrow_range), None)  # type: ignore[call-arg, arg-type]
+    return _gradients_of(num_bits, narrow_range, False, gradients, inputs, min, max)
 
 
-@on_jax
 def fake_quant_with_min_max_vars_per_channel_gradient(
     gradients: TensorLike,
     inputs: TensorLike,
@@ -145,9 +143,7 @@ def fake_quant_with_min_max_vars_per_channel_gradient(
     name: str | None = None,
 ) -> tuple[jax.Array, ...]:
     """Returns the gradients of the arguments of `fake_quant_with_min_max_vars_per_channel`."""
-    given = [convert_to_tensor(each, np.float32) for each in (gradients, inputs, min, max)]
-    axes = tuple(range(given[0].ndim - 1))
-    return _gradients(*given, as_int(num_bits, "num_bits"), bool(narrow_range), axes)  # type: ignore[call-arg, arg-type]
+    return _gradients_of(num_bits, narrow_range, True, gradients, inputs, min, max)
 
 
 operations(globals())
