@@ -402,8 +402,7 @@ def test_a_process_says_where_it_stands_if_the_program_runs(monkeypatch, stack):
         process_id=0,
         _signal=None,
         _status=None,
-        _detail=lambda: None,
-        write_report=lambda *report: reports.append(report),
+        own=types.SimpleNamespace(record_details=lambda: None, write_report=lambda *report: reports.append(report)),
     )
     with pytest.raises(SystemExit):
         Monitor._obey(process, _diagnosis.Diagnosis("stuck", (1,), "the job is stuck"))

@@ -119,7 +119,7 @@ class Reducer:
         value = self._own(value)
         if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             if isinstance(value, PerReplica) and traced_component(value) is None and not self.mesh.all_local:
-                return self._first_anywhere(value)
+                return _first_anywhere(self.mesh, value)
             return first_component(value) if isinstance(value, PerReplica) else value
         op = ReduceOp.from_variable_aggregation(aggregation)
         if not isinstance(value, PerReplica):
@@ -323,16 +323,6 @@ class Reducer:
         mesh = self.mesh
         return of_array(Mirrored, mesh.mirror([value] * len(mesh.local_ids)), mesh) if is_array(value) else value
 
-    def _first_anywhere(self, value: PerReplica) -> Leaf:
-        """Returns replica 0's component, which another worker may hold."""
-
-        def first(part: Leaf) -> Leaf:
-            if isinstance(part, IndexedSlices):
-                return IndexedSlices(first(part.values), first(part.indices), part.dense_shape)
-            return cross_process.from_first(self.mesh, as_array(part), "the first replica's value")
-
-        return nest.map_structure(first, value.values[0])
-
     def _batch(self, op: ReduceOp, pairs: list[tuple[PerReplica, object]], options: CommunicationOptions) -> list[Leaf]:
         for _, destinations in pairs:
             cross_device_ops.check_destinations(destinations)
@@ -348,6 +338,17 @@ class Reducer:
             of_array(Mirrored, total, self.mesh) if isinstance(pair[1], DistributedValues) else total
             for total, pair in zip(totals, pairs)
         ]
+
+
+def _first_anywhere(mesh: ReplicaMesh, value: PerReplica) -> Leaf:
+    """Return replica 0's component, which another worker may hold."""
+
+    def first(part: Leaf) -> Leaf:
+        if isinstance(part, IndexedSlices):
+            return IndexedSlices(first(part.values), first(part.indices), part.dense_shape)
+        return cross_process.from_first(mesh, as_array(part), "the first replica's value")
+
+    return nest.map_structure(first, value.values[0])
 
 
 _sum_of_rows = jax.jit(arithmetic.sum_of_rows, static_argnums=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicax._job import process_exit
@@ -30,8 +31,7 @@ class Coordinator(Monitor):
         self._late_one: tuple[int, float] | None = None  # who has waited too long, and the deadline it had
         self._asked: float | None = None  # when all were asked where they stand
         self._leaving: float | None = None
-        self._compiling = self._looked  # since when some process compiles
-        self._said = 0  # for how many deadlines of a step it did when that was last said
+        self._compile_watch = _CompileWatch(self._looked)
 
     def _patience(self, now: float) -> float:
         due, usual = self._agreement.due(), super()._patience(now)
@@ -73,7 +73,9 @@ class Coordinator(Monitor):
                 peer.lost = "has ended without a word: it was killed, or it crashed"
             elif now - peer.heard > self.heartbeat and not peer.gone:
                 peer.lose_silent(now - peer.heard)
-        compiling = self._hold(now)
+        working = [peer for peer in self.peers.values() if peer.compiling and not peer.gone]
+        if compiling := self._compile_watch.holds(working, self.own.step_timeout, now):
+            self.calls.hold()
         if now - self._told >= self._interval:
             self._told = now
             self._tell({"beat": True, "compiling": compiling, "made": [self.me.count, self.me.digest]})
@@ -92,30 +94,11 @@ class Coordinator(Monitor):
             if kind in message:
                 self._heard(index, kind, message[kind])
 
-    def _hold(self, now: float) -> bool:
-        """Returns whether deadlines are suspended because some process is compiling, and says so at times.
-
-        Not for ever: processes may wait for each other there too.
-        """
-        compiling = [peer for peer in self.peers.values() if peer.compiling and not peer.gone]
-        timeout = self.step_timeout
-        if not compiling or timeout is None:
-            self._compiling, self._said = now, 0
-            return False
-        times = int((now - self._compiling) / timeout)
-        if times >= _COMPILES:
-            return False
-        self.calls.hold()
-        if times > self._said:
-            self._said = times
-            process_exit.say("\n".join(f"{standing(peer, now)}, for {times * timeout:g} s now" for peer in compiling))
-        return True
-
     def _heard(self, index: int, kind: str, record: dict[str, Any]) -> None:
         peer = self.peers[index]
         peer.count, peer.digest, peer.waits = record["count"], record["digest"], record["waits"]
         peer.compiling, peer.order = record["compiling"], record["order"]
-        self._differ = self._differ or record["differs"]
+        self.own.differs = self.own.differs or record["differs"]
         peer.oldest = tuple(record["oldest"]) if record["oldest"] else None
         peer.left = peer.left or kind == "left"
         peer.ended, peer.stack = record["ended"], record["stack"] or peer.stack
@@ -137,15 +120,6 @@ class Coordinator(Monitor):
             if (answer := GATE.obey(order)) is not None:
                 self._agreement.take(0, "passed", answer, now)
 
-    def _compare(self) -> bool:
-        """Returns whether two processes have made different calls."""
-        seen: dict[int, int] = {}
-        for peer in self.peers.values():
-            own = self.calls.digest_at(peer.count) if peer.count <= self.me.count else None
-            if seen.setdefault(peer.count, peer.digest) != peer.digest or (own is not None and own != peer.digest):
-                return True
-        return False
-
     def _decide(self, now: float) -> None:
         if any(peer.failed or peer.lost is not None for peer in self.peers.values()):
             self._trouble = self._trouble or now
@@ -154,7 +128,7 @@ class Coordinator(Monitor):
                 self._deal(failure(self.peers))
             return
         self._agree(now)
-        self._differ = self._differ or self._compare()
+        self.own.differs = self.own.differs or _is_diverged(self.peers, self.me.count, self.calls)
         if any(peer.broken for peer in self.peers.values()):
             if self._broken is None:
                 self._broken = now
@@ -164,10 +138,10 @@ class Coordinator(Monitor):
             elif now - self._broken > self.heartbeat + 2 * self._interval:
                 self._deal(broken(self.peers))
             return
-        if self._late_one is None and (timeout := self._late()) is not None:
+        if self._late_one is None and (timeout := self.own.late()) is not None:
             self._late_one = (0, timeout)
         if self._asked is not None:
-            late = None if self._differ else self._late_one
+            late = None if self.own.differs else self._late_one
             here = [peer for peer in self.peers.values() if not peer.gone]
             detailed = all(peer.detailed for peer in here)
             tried = late is None or all(peer.out_of_reach is not None for peer in here)
@@ -175,35 +149,69 @@ class Coordinator(Monitor):
                 self._deal(stuck(self.peers, *late, now) if late else diverged(self.peers, now))
         elif diagnosis := left(self.peers, now):
             self._deal(diagnosis)
-        elif self._differ or self._late_one is not None:
+        elif self.own.differs or self._late_one is not None:
             self._asked, self._soon = now, True
-            self._detail()
+            self.own.record_details()
             self.me.out_of_reach = {}  # it hears of all
-            self._tell({"detail": True} if self._differ else {"detail": True, "reach": True})
-        elif self._leaving is not None and (now - self._leaving > LINGER or self._all_agree()):
-            self._tell({"left": self._record()})
-            self._drain(0.5)
+            self._tell({"detail": True} if self.own.differs else {"detail": True, "reach": True})
+        elif self._leaving is not None and (now - self._leaving > LINGER or _all_agree(self.peers, self.me.count)):
+            self._tell({"left": self.own.record()})
+            _drain(self._reachable(), 0.5, until_sent=True)
             self.over.set()
 
-    def _all_agree(self) -> bool:
-        """Returns whether every other process has made the same calls as this one."""
-        return all(peer.count == self.me.count and (peer.left or peer.oldest is None) for peer in self.peers.values())
+    def _reachable(self) -> list[Channel]:
+        return [channel for index, channel in self._members.items() if self.peers[index].lost is None]
 
     def _deal(self, diagnosis: Diagnosis) -> None:
         self._tell({"diagnosis": diagnosis._asdict()})
-        self._drain(LINGER)
+        _drain(self._reachable(), LINGER, until_sent=self._leaving is not None)
         self._obey(diagnosis)
 
-    def _drain(self, seconds: float) -> None:
-        """Stays until the others have taken what was sent, and have ended, for so long at most."""
-        end = time.monotonic() + seconds
-        while (now := time.monotonic()) < end:
-            there = [c for i, c in self._members.items() if not c.closed and self.peers[i].lost is None]
-            if self._leaving is not None and not any(channel.unsent for channel in there):
-                return
-            if not there:
-                return
-            wait(there, [], end - now)
-            for channel in there:
-                channel.flush()
-                channel.receive()
+
+class _CompileWatch:
+    """Suspends the deadlines of steps while some process compiles; not for ever, since processes may wait there too."""
+
+    def __init__(self, now: float):
+        self._since = now
+        self._reported = 0  # deadlines of a step after which it was last reported
+
+    def holds(self, compiling: Sequence[Peer], timeout: float | None, now: float) -> bool:
+        """Return True if deadlines are suspended, and print the compiling processes from time to time."""
+        if not compiling or timeout is None:
+            self._since, self._reported = now, 0
+            return False
+        times = int((now - self._since) / timeout)
+        if times >= _COMPILES:
+            return False
+        if times > self._reported:
+            self._reported = times
+            process_exit.say("\n".join(f"{standing(peer, now)}, for {times * timeout:g} s now" for peer in compiling))
+        return True
+
+
+def _is_diverged(peers: Mapping[int, Peer], count: int, calls: CallLog) -> bool:
+    """Return True if two processes have made different calls; `count` is the number of calls made here."""
+    seen: dict[int, int] = {}
+    for peer in peers.values():
+        own = calls.digest_at(peer.count) if peer.count <= count else None
+        if seen.setdefault(peer.count, peer.digest) != peer.digest or (own is not None and own != peer.digest):
+            return True
+    return False
+
+
+def _all_agree(peers: Mapping[int, Peer], count: int) -> bool:
+    """Return True if every other process has made as many calls as this one and waits in none."""
+    return all(peer.count == count and (peer.left or peer.oldest is None) for peer in peers.values())
+
+
+def _drain(channels: Sequence[Channel], seconds: float, until_sent: bool) -> None:
+    """Wait until other processes have closed their channels, or until they have taken what was sent; not for longer."""
+    end = time.monotonic() + seconds
+    while (now := time.monotonic()) < end:
+        there = [channel for channel in channels if not channel.closed]
+        if not there or (until_sent and not any(channel.unsent for channel in there)):
+            return
+        wait(there, [], end - now)
+        for channel in there:
+            channel.flush()
+            channel.receive()

@@ -88,20 +88,7 @@ def start(tasks: Sequence[tuple[str, int]], addresses: Sequence[str], process_id
 
 def join(job: Job) -> None:
     """Joins the others of a job, and JAX across all of them; raises as `start` does."""
-    if jax.distributed.is_initialized():
-        raise RuntimeError(
-            "jax.distributed has been initialized by the program itself. Leave that to replicax, which starts it when "
-            "MultiWorkerMirroredStrategy is made, or on TPU hosts in experimental_connect_to_cluster. "
-            f"See {doc_pages.page('how-to/launch#several-machines')}."
-        )
-    if jax_internals.backend_started():
-        raise RuntimeError(
-            "Collective ops must be configured at program startup: make the strategy (on TPU hosts call "
-            "experimental_connect_to_cluster) before the first computation, and before jax.devices() and "
-            "tf.config.list_logical_devices(). JAX has started for this process alone, and cannot be joined with "
-            "others any more. "
-            f"See {doc_pages.page('explanation/jobs#the-start')}."
-        )
+    _refuse_started_jax()
     preflight = _preflight.mode()
     limits = state.timeouts()
     heartbeat, limit = limits["heartbeat"] or 30.0, limits["start"] or 300.0
@@ -135,7 +122,7 @@ def join(job: Job) -> None:
         both = {0: peers[0], job.process_id: peers[job.process_id]}
         monitor = Member(job.process_id, both, calls, heartbeat, channel, job.addresses)
     process_exit.mark_joined(job.process_id)
-    monitor.step_timeout = limits["step"]
+    monitor.own.step_timeout = limits["step"]
     _watch(monitor, calls)
     wait = calls.begin_wait("the start of JAX on all processes")
     with held or contextlib.nullcontext():
@@ -149,6 +136,24 @@ def join(job: Job) -> None:
     calls.end_wait(wait)
     if job.process_id == 0 and preflight == "on":
         process_exit.say(_preflight.table(said, found, job))
+
+
+def _refuse_started_jax() -> None:
+    """Raise `RuntimeError` if the program has started JAX already."""
+    if jax.distributed.is_initialized():
+        raise RuntimeError(
+            "jax.distributed has been initialized by the program itself. Leave that to replicax, which starts it when "
+            "MultiWorkerMirroredStrategy is made, or on TPU hosts in experimental_connect_to_cluster. "
+            f"See {doc_pages.page('how-to/launch#several-machines')}."
+        )
+    if jax_internals.backend_started():
+        raise RuntimeError(
+            "Collective ops must be configured at program startup: make the strategy (on TPU hosts call "
+            "experimental_connect_to_cluster) before the first computation, and before jax.devices() and "
+            "tf.config.list_logical_devices(). JAX has started for this process alone, and cannot be joined with "
+            "others any more. "
+            f"See {doc_pages.page('explanation/jobs#the-start')}."
+        )
 
 
 def _watch(monitor: Monitor, calls: CallLog) -> None:
@@ -271,7 +276,7 @@ def _report(error: BaseException) -> dict[str, Any]:
 
 def _end(monitor: Monitor, error: BaseException, report: dict[str, Any]) -> NoReturn:
     """Leaves the report of an own failure, stays until the others know, and ends the process."""
-    monitor.write_report("exception", report["message"], report["traceback"])
+    monitor.own.write_report("exception", report["message"], report["traceback"])
     monitor.over.wait(4.0)
     if isinstance(error, KeyboardInterrupt):
         process_exit.finish_by_signal(2)

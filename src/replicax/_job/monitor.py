@@ -25,11 +25,11 @@ from replicax._job.agree_on_step import GATE
 from replicax._job.call_log import CallLog
 from replicax._job.channel import STOOD_STILL, Channel, Message, beat_interval, send_rest, wait
 from replicax._job.diagnosis import Diagnosis, Peer, call_name, failure, left, stuck
+from replicax._job.own_state import OwnState
 from replicax._job.reach import out_of_reach
 
 LINGER = 2.0  # seconds for others to take what was sent to them
 _MANY = 16  # processes whose messages are taken together, not each as it comes
-_TOLD = 64  # how many of the latest calls are told where processes differ
 
 
 class Monitor:
@@ -38,10 +38,9 @@ class Monitor:
     def __init__(self, process_id: int, peers: dict[int, Peer], calls: CallLog, heartbeat: float):
         self.process_id = process_id
         self.peers = peers
-        self.me = peers[process_id]
-        self.calls = calls
+        self.own = OwnState(process_id, peers[process_id], calls)
+        self.me, self.calls = self.own.peer, calls
         self.heartbeat = heartbeat
-        self.step_timeout: float | None = None
         self.over = threading.Event()  # the job is over for this process, and the others know
         self._posted: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
         self._woken, self.waker = socket.socketpair()
@@ -49,7 +48,6 @@ class Monitor:
         self.waker.setblocking(False)
         self._looked = time.monotonic()
         self._soon = False  # something is about to be decided
-        self._differ = False  # some process has made other calls than another one
         self._status: int | None = None  # the process ends with it, once the others know
         self._signal: int | None = None  # the process ends by it, once the others know
         self._interrupted: tuple[float, Any] | None = None
@@ -59,7 +57,7 @@ class Monitor:
     @property
     def _interval(self) -> float:
         """Seconds from one word to the next."""
-        return max(0.05, min(beat_interval(self.heartbeat), (self.step_timeout or math.inf) / 4))
+        return max(0.05, min(beat_interval(self.heartbeat), (self.own.step_timeout or math.inf) / 4))
 
     def _patience(self, now: float) -> float:
         """Returns the seconds after which the monitor looks again though nothing comes."""
@@ -116,59 +114,19 @@ class Monitor:
             self._decide(now)
 
     def _update(self, now: float) -> None:
-        """Records how this process stands."""
-        me, oldest = self.me, self.calls.oldest()
-        me.heard, (me.count, me.digest, _) = now, self.calls.last
-        me.compiling = oldest is not None and oldest.compiling  # looked at before its age, which ends with it
-        me.oldest = (oldest.number, oldest.label, self.calls.age(oldest)) if oldest is not None else None
-        me.waits, me.order = self.calls.waits, oldest.order if oldest is not None else 0
-        self._see_the_end()
+        """Record the state of this process; report the end of its main program or an interrupt that it cannot see."""
+        self.own.update(now)
+        error = self.own.see_end(self._status is not None or self._signal is not None)
+        if isinstance(error, KeyboardInterrupt):
+            self._end_by(signal.SIGINT, process_exit.one_line(error))
+        elif error is not None:
+            self._status = 1
+            self._fail(process_exit.one_line(error))
         if self._interrupted is not None and now > self._interrupted[0]:
             _, before = self._interrupted
             self._interrupted = None
-            if oldest is not None and _main_position() == before:
-                self._end_by(
-                    signal.SIGINT, f"was interrupted while it waited in {call_name(oldest.number, oldest.label)}"
-                )
-
-    def _see_the_end(self) -> None:
-        """Looks whether the main program has ended while threads of it keep the process alive, and make no calls."""
-        me = self.me
-        threads = process_exit.lasting_threads() if not me.left and process_exit.main_has_ended() else []
-        me.ended = ", ".join(repr(thread.name) for thread in threads)
-        decided = self._status is not None or self._signal is not None
-        if not me.ended or decided or any(t.ident in self.calls.threads for t in threads):
-            me.ended = ""
-        elif (error := process_exit.uncaught()) is not None:
-            if isinstance(error, KeyboardInterrupt):
-                self._signal = signal.SIGINT
-            else:
-                self._status = 1
-            self._fail(process_exit.one_line(error))
-        else:
-            me.stack = process_exit.lasting_stacks()
-
-    def _late(self) -> float | None:
-        """Returns the deadline that the oldest call has missed, if it has."""
-        oldest, timeout = None if self.me.compiling else self.me.oldest, self.step_timeout
-        return timeout if timeout is not None and oldest is not None and oldest[2] > timeout else None
-
-    def _record(self) -> dict[str, Any]:
-        me = self.me
-        return {
-            "count": me.count, "digest": me.digest, "waits": me.waits, "differs": self._differ,
-            "oldest": me.oldest, "compiling": me.compiling, "order": me.order, "late": self._late(),
-            "ended": me.ended, "stack": me.stack if me.ended else "",
-        }  # fmt: skip
-
-    def _detail(self) -> None:
-        self.me.stack = process_exit.main_stack()
-        self.me.made = dict(list(self.calls.made().items())[-_TOLD:])
-        self.me.detailed = True
-
-    def _detailed(self) -> dict[str, Any]:
-        self._detail()
-        return {**self._record(), "stack": self.me.stack, "made": list(self.me.made.values())}
+            if (oldest := self.me.oldest) is not None and _main_position() == before:
+                self._end_by(signal.SIGINT, f"was interrupted while it waited in {call_name(*oldest[:2])}")
 
     # Signals.
 
@@ -192,13 +150,8 @@ class Monitor:
         self._fail(message)
 
     def _fail(self, message: str) -> None:
-        self.write_report("exception", message, "")
+        self.own.write_report("exception", message, "")
         self._take_posted("failed", {"message": message, "traceback": ""}, self._looked)
-
-    def write_report(self, kind: str, message: str, text: str, caused_by: int | None = None) -> None:
-        """Leaves a report of this process; see `process_exit.write_report`."""
-        step = self.calls.step()
-        process_exit.write_report(self.process_id, self.me.name, kind, message, text, step, caused_by)
 
     # The end.
 
@@ -220,7 +173,7 @@ class Monitor:
         process_exit.flush()
         text = diagnosis.traceback
         if diagnosis.kind in ("stuck", "diverged", "left") and not me.left:
-            self._detail()
+            self.own.record_details()
             where = call_name(me.oldest[0], me.oldest[1]) if me.oldest else "no call"
             text = f"Its main thread:\n{me.stack}" if me.stack else ""
             more = f"\n{me.name} waits in {where}; its main thread:\n{me.stack.rstrip()}" if me.stack else ""
@@ -229,7 +182,7 @@ class Monitor:
         process_exit.say(diagnosis.text + more)
         others = [i for i in diagnosis.cause if i != self.process_id]
         caused_by = others[0] if others and others == list(diagnosis.cause) else None
-        self.write_report(diagnosis.kind, diagnosis.message, text, caused_by)
+        self.own.write_report(diagnosis.kind, diagnosis.message, text, caused_by)
         process_exit.finish(process_exit.BECAUSE_OF_ANOTHER)
 
     # What the coordinator and the members do each in their own way.
@@ -276,7 +229,7 @@ class Member(Monitor):
 
     def _take_posted(self, kind: str, report: dict[str, Any], now: float) -> None:
         if kind == "leaving":
-            self._coordinator.send({"left": self._detailed()})
+            self._coordinator.send({"left": self.own.record_details()})
             send_rest([self._coordinator], LINGER)
             self._coordinator.close()
             self.over.set()
@@ -299,12 +252,12 @@ class Member(Monitor):
                 return
             if message.get("compiling"):
                 self.calls.hold()
-            if "made" in message and not self._differ:
+            if "made" in message and not self.own.differs:
                 # This process may be ahead of process 0, which then cannot tell that they differ.
                 count, digest = message["made"]
                 own = self.calls.digest_at(count)
-                self._differ = own is not None and own != digest
-                if self._differ:
+                self.own.differs = own is not None and own != digest
+                if self.own.differs:
                     self._tell(now)
             if "left" in message:
                 coordinator.left = True
@@ -314,7 +267,7 @@ class Member(Monitor):
             if "order" in message:
                 self._follow(message["order"])
             if "detail" in message:
-                self._coordinator.send({"detail": self._detailed()})
+                self._coordinator.send({"detail": self.own.record_details()})
             if "reach" in message:
                 threading.Thread(target=self._try_to_reach, name="job-reach", daemon=True).start()
         self._coordinator.flush()
@@ -334,7 +287,7 @@ class Member(Monitor):
 
     def _tell(self, now: float) -> None:
         self._told = now
-        self._coordinator.send({"beat": self._record()})
+        self._coordinator.send({"beat": self.own.record()})
 
     def _decide(self, now: float) -> None:
         coordinator = self.peers[0]
@@ -342,7 +295,7 @@ class Member(Monitor):
             GATE.let_go()
             if diagnosis := left(self.peers, now):
                 self._obey(diagnosis)
-            elif (timeout := self._late()) is not None:
+            elif (timeout := self.own.late()) is not None:
                 self._obey(stuck(self.peers, self.process_id, timeout, now))
             elif self.me.failed or self.me.broken:
                 self._obey(Diagnosis("exception", (self.process_id,), ""))
@@ -357,6 +310,6 @@ class Member(Monitor):
             self._obey(failure(self.peers))
         elif now - self._told >= self._interval:
             self._tell(now)
-        timeout, oldest = self._late(), self.me.oldest
+        timeout, oldest = self.own.late(), self.me.oldest
         if timeout is not None and oldest is not None and oldest[2] > timeout + self.heartbeat:
             self._obey(stuck(self.peers, self.process_id, timeout, now))  # the coordinator has not seen to it

@@ -161,4 +161,4 @@ def set_step_timeout(seconds: float | None) -> None:
         raise ValueError(f"`timeout_seconds` is a number of seconds above 0, or None for no limit; got {seconds!r}.")
     _settings["step"] = seconds
     if _monitor is not None:
-        _monitor.step_timeout = seconds
+        _monitor.own.step_timeout = seconds

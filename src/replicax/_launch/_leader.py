@@ -21,18 +21,14 @@ new ports. A launcher on a single machine is a leader with one member. Nothing t
 from __future__ import annotations
 
 import asyncio
-import itertools
-import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
 
-from replicax._base.errors import listed
 from replicax._job.channel import Message, parse
 from replicax._launch._environment import Task
+from replicax._launch._members import Link, Members, Terms
 from replicax._launch._outcome import Outcome, exit_status, job_outcome, signal_name, was_preempted
 
 STARTED = "All workers of this job have been started already."
-_NAMED = 50  # missing workers that are named one by one
 
 # What messages consist of, by who sends them: names of fields, and their types.
 FROM_MEMBER: Mapping[str, Mapping[str, tuple[type, ...]]] = {
@@ -65,13 +61,6 @@ def checked(message: Message, kinds: Mapping[str, Mapping[str, tuple[type, ...]]
     return message
 
 
-class Link(Protocol):
-    """The leader's way to a member, or to who wants to become one."""
-
-    def send(self, message: Message) -> None:
-        """Sends a message, without waiting."""
-
-
 class Leader:
     """Brings the members together, and decides.
 
@@ -84,23 +73,23 @@ class Leader:
         job: the name of the job.
     """
 
+    _first_tasks: Sequence[Task] = ()  # tasks of the first member beside its workers and servers
+
     def __init__(
         self, workers: int, max_restarts: int, start_timeout: float, ps: int = 0, secret: str = "", job: str = ""
     ):
-        self.workers, self._ps, self._secret, self._job = workers, ps, secret, job
-        self._max_restarts = max_restarts
-        self._start_timeout = start_timeout
+        self.workers, self._ps = workers, ps
+        self._terms = Terms(workers, ps, secret, job)
+        self._max_restarts, self._start_timeout = max_restarts, start_timeout
         self._attempt = 0
         self._failures = 0  # attempts that ended with a failure, which a preemption is not
         self._finished = False
         self._gather()
 
     def _gather(self) -> None:
-        self._running = False
-        self._stopped = False
+        self._running = self._stopped = False
         self._interrupt: tuple[int, str] | None = None
-        self._joined: dict[Link, Message] = {}
-        self._outcomes: dict[Link, list[Outcome]] = {}
+        self._members = Members(self.workers, self._first_tasks)
         self._stands: dict[int, tuple[str, frozenset[str]]] = {}  # of workers: how, and with which addresses
         self._deadline = asyncio.get_running_loop().call_later(self._start_timeout, self._give_up)
 
@@ -109,44 +98,42 @@ class Leader:
         checked(message, FROM_MEMBER)
         if message["op"] == "join":
             return self._join(link, message)
-        if link in self._joined and self._running:
+        if link in self._members.joined and self._running:
             if message["op"] == "stands":
                 self._stands[message["worker"]] = message["how"], frozenset(map(str, message["addresses"]))
                 ended = frozenset().union(*(addresses for how, addresses in self._stands.values() if how == "ended"))
                 if any(how == "waits" and ended & of for how, of in self._stands.values()):
                     self._stop()  # it would wait for one that will never come
             elif message["op"] == "done":
-                self._done(link, self._outcomes_of(link, message["outcomes"]))
+                self._done(link, self._members.parse_outcomes(link, message["outcomes"]))
             elif message["op"] == "down":
                 self._note_down(Task(message["kind"], message["index"]))
             elif message["interrupt"] is None:
                 self._stop()
             else:
                 self._signalled(link, int(message["interrupt"]))
-        return link in self._joined
+        return link in self._members.joined
 
     def _signalled(self, link: Link, number: int) -> None:
         """Acts on a signal that asks a member to end."""
         if self._interrupt is None:
-            self._interrupt = number, self._host(link)
+            self._interrupt = number, self._members.host(link)
             self._stop(number)
 
     def left(self, link: Link) -> None:
         """Forgets a member whose connection has ended; its workers are lost if they still ran."""
         if not self._running:
-            self._joined.pop(link, None)
+            self._members.joined.pop(link, None)
             return
-        outcomes = self._outcomes.get(link, [])
+        outcomes = self._members.outcomes.get(link, [])
         if any(outcome.ended for outcome in outcomes) and not any(outcome.failed for outcome in outcomes):
-            del self._outcomes[link]  # it has ended its workers by itself, since it took this leader for lost
+            del self._members.outcomes[link]  # it has ended its workers by itself, since it took this leader for lost
         self.lost(link, "its launcher was lost")
 
     def lost(self, link: Link, how: str) -> None:
         """Counts the workers of a member that is not heard of any more as lost, if they still ran."""
-        if self._running and link in self._joined and link not in self._outcomes:
-            host, now, tasks = self._host(link), time.time(), self._tasks_of(link)
-            outcomes = [Outcome(index, host, None, now, lost=how, kind=kind) for kind, index in tasks]
-            self._outcomes[link] = outcomes
+        if self._running and link in self._members.joined and link not in self._members.outcomes:
+            outcomes = self._members.lose(link, how)
             self._note_down()
             self._done(link, outcomes)
 
@@ -157,24 +144,9 @@ class Leader:
         """Acts on tasks, and on those of members with outcomes, that have gone and do not come back."""
         self._stop()
 
-    def _tasks_of(self, link: Link) -> list[Task]:
-        """Returns the tasks of a member."""
-        return [Task("worker", number) for number in numbers(self._joined[link])]
-
     def close(self) -> None:
         """Cancels the deadline for members to join."""
         self._deadline.cancel()
-
-    def _outcomes_of(self, link: Link, messages: list[Any]) -> list[Outcome]:
-        now = time.time()
-        outcomes = [Outcome.from_message(message, now) for message in messages]
-        if [(outcome.kind, outcome.worker) for outcome in outcomes] != self._tasks_of(link):
-            raise ValueError("no outcomes of this member's workers")
-        return outcomes
-
-    def _host(self, link: Link) -> str:
-        host: str = self._joined[link]["host"]
-        return host
 
     def _join(self, link: Link, message: Message) -> bool:
         first, addresses, offered = message["first"], message["addresses"], message["offered"]
@@ -189,75 +161,40 @@ class Leader:
 
     def _problem(self, message: Message) -> str | None:
         """Returns why a launcher cannot join; None if it can."""
-        taken = {number: other for other in self._joined for number in numbers(self._joined[other])}
         if self._running or self._finished:
             return STARTED
-        if problem := self._difference(message):
-            return problem
-        if both := sorted(set(numbers(message)) & set(taken)):
-            other = self._host(taken[both[0]])
-            names = listed([f"worker {number}" for number in both])
-            return (
-                f"Two launchers claim {names}: the one on {other} was first. Each machine has its own --worker-rank, "
-                f"the number of the first worker that runs on it."
-            )
-        return None
-
-    def _difference(self, message: Message) -> str | None:
-        """Returns in what the job that a launcher wants to join is another one."""
-        if message["job"] != self._job:
-            return (
-                f"It is of the job {message['job'][:200]!r}, but the launcher of worker 0 is of the job {self._job!r}. "
-                "If both are of one job, start them with the same --job-id. By default the program and its arguments "
-                "are the name."
-            )
-        if message["workers"] != self.workers:
-            return f"It has --workers {message['workers']}, but the launcher of worker 0 has {self.workers}."
-        if message["ps"] != self._ps:
-            return f"It has --ps {message['ps']}, but the launcher of worker 0 has {self._ps}."
-        if message["secret"] != self._secret:
-            return "Its job has another secret (REPLICAX_JOB_SECRET, REPLICAX_JOB_SECRET_FILE) than worker 0's."
-        return None
+        return self._terms.find_difference(message) or self._members.find_claim(message)
 
     def _admit(self, link: Link, message: Message) -> None:
-        self._joined[link] = message
-        if sum(len(numbers(member)) for member in self._joined.values()) == self.workers:
+        self._members.joined[link] = message
+        if self._members.are_complete():
             self._deadline.cancel()
             self._running = True
             self._start()
 
     def _start(self) -> None:
         """Tells the members the addresses of all tasks, and which of those beside the workers are theirs."""
-        links = sorted(self._joined, key=lambda link: int(self._joined[link]["first"]))
-        self._cluster = self._placed(links)
-        for link in links:
+        self._cluster = self._place_tasks()
+        for link in self._members.in_order():
             self._send_start(link)
 
-    def _placed(self, links: list[Link]) -> dict[str, list[str]]:
-        """Returns the addresses of all tasks, by their kinds. `links` are the members in the order of their workers."""
-        return {"worker": [address for link in links for address in self._joined[link]["addresses"]]}
-
-    def _servers_of(self, link: Link) -> list[int]:
-        """Returns which parameter servers run on the machine of a member."""
-        return []
+    def _place_tasks(self) -> dict[str, list[str]]:
+        """Return the addresses of all tasks by their kinds."""
+        members = self._members
+        return {"worker": [address for link in members.in_order() for address in members.joined[link]["addresses"]]}
 
     def _send_start(self, link: Link) -> None:
-        servers = self._servers_of(link)
+        servers = self._members.servers.get(link, [])
         link.send({"op": "start", "cluster": self._cluster, "attempt": self._attempt, "ps": servers})
 
     def _give_up(self) -> None:
-        came = {number: self._host(link) for link in self._joined for number in numbers(self._joined[link])}
-        absent = (f"worker {number}" for number in range(self.workers) if number not in came)
-        missing = list(itertools.islice(absent, _NAMED))
-        if (more := self.workers - len(came) - len(missing)) > 0:
-            missing.append(f"{more} more")
-        there = [f"worker {number} ({came[number]})" for number in sorted(came)]
+        missing, there = self._members.describe_workers()
         self._finished = True
-        self._tell_all(
+        self._members.send_all(
             {
                 "op": "refused",
-                "message": f"After {self._start_timeout:g} s nobody has come for {listed(missing)}. Here are: "
-                f"{listed(there) or 'none'}. Start `replicax launch` on every machine with the same --workers and "
+                "message": f"After {self._start_timeout:g} s nobody has come for {missing}. Here are: "
+                f"{there or 'none'}. Start `replicax launch` on every machine with the same --workers and "
                 f"--coordinator, and its own --worker-rank.",
             }
         )
@@ -265,21 +202,20 @@ class Leader:
     def _stop(self, interrupt: int | None = None) -> None:
         if not self._stopped or interrupt is not None:
             self._stopped = True
-            self._tell_all({"op": "stop", "interrupt": interrupt})
+            self._members.send_all({"op": "stop", "interrupt": interrupt})
 
     def _done(self, link: Link, outcomes: list[Outcome]) -> None:
-        self._outcomes[link] = outcomes
-        if len(self._outcomes) < len(self._joined):
+        self._members.outcomes[link] = outcomes
+        if len(self._members.outcomes) < len(self._members.joined):
             return
         if self._interrupt is not None:
             number, host = self._interrupt
-            where = f" on {host}" if len(self._joined) > 1 else ""
+            where = f" on {host}" if len(self._members.joined) > 1 else ""
             who = "tasks" if self._ps else "workers"
             status, text = exit_status(-number), f"interrupted by {signal_name(number)}{where}; all {who} have ended."
             again, restart = False, ""
         else:
-            everyone = sorted((o for some in self._outcomes.values() for o in some), key=lambda o: (o.kind, o.worker))
-            status, text, preempted = self._verdict(everyone)
+            status, text, preempted = self._verdict(self._members.all_outcomes())
             if preempted:
                 again, restart = self._max_restarts > 0, "restart after a preemption"
             else:
@@ -287,7 +223,7 @@ class Leader:
                 self._failures += 1
                 restart = f"restart {self._failures} of at most {self._max_restarts}"
         message = {"op": "outcome", "status": status, "text": text, "again": again, "restart": restart}
-        members = list(self._joined)
+        members = list(self._members.joined)
         self._finished = not again
         if again:
             self._attempt += 1
@@ -303,19 +239,10 @@ class Leader:
         """Returns the launcher's exit status, what to tell, and whether the job was preempted."""
         return *job_outcome(everyone), was_preempted(everyone)
 
-    def _tell_all(self, message: Message) -> None:
-        for link in list(self._joined):
-            link.send(message)
-
 
 def offers(ps: int) -> int:
     """Returns how many addresses a launcher offers for tasks beside its workers: all servers, and the chief."""
     return ps + 1 if ps else 0
-
-
-def numbers(join: Message) -> range:
-    """Returns the numbers of the workers of a launcher that has sent this message."""
-    return range(join["first"], join["first"] + len(join["addresses"]))
 
 
 def _is_address(address: object) -> bool:
