@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
 from jax.sharding import PartitionSpec
 
 from replicax._base.messages import received
-from replicax._base.thread_state import current
 from replicax._base.types import (
     Args,
     CommunicationOptions,
@@ -34,13 +34,12 @@ from replicax._input.agreement import Worker
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.from_function import DistributedDatasetsFromFunction
 from replicax._input.placement import Placement
+from replicax._strategies import new_variables
+from replicax._strategies.run import StepContext
 from replicax._strategies.sharding_rules import ShardingRules
 from replicax._tracing import autograph_switch, lost_values
 from replicax._tracing import context as _context
-from replicax._tracing.context import StrategyLike
 from replicax._values import Kind, ReplicaMesh
-from replicax._variables import creators
-from replicax._variables.distributed import DistributedVariable
 from replicax._variables.homes import Divided
 from replicax._variables.variable import Variable
 
@@ -71,7 +70,7 @@ class StrategyExtended(abc.ABC):
     _shards_optimizer_state = False  # whether `Optimizer` keeps a part of its state on each replica
     _variables_live_once = False  # whether a variable is one thing for all replicas, with no component for each
 
-    def __init__(self, container_strategy: StrategyLike):
+    def __init__(self, container_strategy: _context.StrategyLike):
         self._container = container_strategy
 
     # Devices, and the role of this process.
@@ -347,13 +346,10 @@ class StrategyExtended(abc.ABC):
         >>> slot.device == v.device
         True
         """
-        return _colocated(self, self._container, colocate_with_variable)
+        return new_variables.colocated(self._container, self.variable_created_in_scope, colocate_with_variable)
 
     def _colocate_state(self, variables: Tree) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which new variables are an optimizer's state of a nest of variables, and lie with them.
-
-        Where a strategy has one place for all of its variables, there is nothing to do.
-        """
+        """Return a context in which new variables are an optimizer's state of a nest of variables and lie with them."""
         return contextlib.nullcontext()
 
     @property
@@ -393,7 +389,7 @@ class StrategyExtended(abc.ABC):
         >>> context.last_step_outputs
         {'x': 2}
         """
-        context = _StepContext()
+        context = StepContext()
         for _ in range(iterations):
             fn(context, next(iterator))
         return context
@@ -404,10 +400,9 @@ class StrategyExtended(abc.ABC):
     def _num_replicas_in_sync(self) -> int:
         return self._mesh.size
 
-    def _copied_for(self, strategy: StrategyLike) -> Self:
+    def _copied_for(self, strategy: _context.StrategyLike) -> Self:
         """Returns a copy of these methods for a copy of the strategy."""
-        clone = type(self).__new__(type(self))
-        clone.__dict__.update(self.__dict__)
+        clone = copy.copy(self)
         clone._container = strategy
         return clone
 
@@ -419,25 +414,17 @@ class StrategyExtended(abc.ABC):
         return _context.entered(self._container, None)
 
     def _distribute_dataset(self, dataset: object, options: InputOptions) -> Tree:
-        return DistributedDataset(
-            dataset, len(self._mesh.local_ids), self._placement.place, options, worker=self._worker
-        )
+        count = len(self._mesh.local_ids)
+        return DistributedDataset(dataset, count, self._placement.place, options, worker=self._worker)
 
     def _datasets_from_function(self, dataset_fn: Callable[[InputContext], object], options: InputOptions) -> Tree:
-        replicas, context = len(self._mesh.local_ids), InputContext(*self._worker, self._mesh.size)
-        return DistributedDatasetsFromFunction(
-            dataset_fn, replicas, self._placement.place, options, context, self._worker
-        )
+        count, context = len(self._mesh.local_ids), InputContext(*self._worker, self._mesh.size)
+        return DistributedDatasetsFromFunction(dataset_fn, count, self._placement.place, options, context, self._worker)
 
     def _create_variable(self, **kwargs: Tree) -> Variable:
         """Makes a variable of the strategy's kind; inside of `run`, one for all replicas."""
         modes.note_creation()
-        variable: Variable = creators.create_together(self._container, self._new_seen_variable, kwargs)
-        return variable
-
-    def _new_seen_variable(self, **kwargs: Tree) -> Variable:
-        variable = self._new_variable(**kwargs)
-        return _shown_to_creators(variable, kwargs) if current.creators else variable
+        return new_variables.create(self._container, self._new_variable, kwargs)
 
     @abc.abstractmethod
     def _new_variable(self, **kwargs: Tree) -> Variable:
@@ -461,44 +448,3 @@ class StrategyExtended(abc.ABC):
     def _local_results(self, value: Tree) -> tuple[Tree, ...]: ...
     @abc.abstractmethod
     def _values_from_function(self, value_fn: Callable[[ValueContext], Tree]) -> Tree: ...
-
-
-class _StepContext:
-    def __init__(self) -> None:
-        self.last_step_outputs: dict[str, Tree] = {}
-
-    def set_last_step_output(self, name: str, output: Tree, reduce_op: ReduceOp | str | None = None) -> None:
-        """Keeps an output under this name."""
-        self.last_step_outputs[name] = output
-
-
-@contextlib.contextmanager
-def _colocated(extended: StrategyExtended, strategy: StrategyLike, variable: object) -> Iterator[None]:
-    if _context.get_strategy() is not strategy:
-        raise RuntimeError(f'Need to be inside "with strategy.scope()" for {strategy!r}')
-    if not (isinstance(variable, Variable) and extended.variable_created_in_scope(variable)):
-        raise ValueError(
-            "`colocate_vars_with` must only be passed a variable created in this tf.distribute.Strategy.scope(), "
-            f"not: {variable!r}"
-        )
-    yield
-
-
-def _shown_to_creators(variable: Variable, kwargs: dict[str, Tree]) -> Variable:
-    """Shows a new variable to the creators that were entered outside of the scope; returns the variable to use.
-
-    They see each component of a variable that has components. Of any other they see the variable itself, and may
-    replace it.
-    """
-    if not isinstance(variable, DistributedVariable):
-        seen: Variable = creators.through_creators(_returning(variable), components=True)(**kwargs)
-        return seen
-    for component in variable.values:
-        suffix = f"/replica_{component._index}/" if component._index else ""
-        make = creators.through_creators(_returning(component), components=True)
-        make(**{**kwargs, "name": (kwargs["name"] or "Variable") + suffix})
-    return variable
-
-
-def _returning(variable: Variable) -> Callable[..., Variable]:
-    return lambda **kwargs: variable

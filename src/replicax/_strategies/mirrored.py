@@ -13,6 +13,7 @@ from replicax._collectives.cross_device_ops import CrossDeviceOps
 from replicax._collectives.sharding import Rule
 from replicax._job import state
 from replicax._strategies import replica_devices
+from replicax._strategies.replica_devices import ReplicaOptions
 from replicax._strategies.replicated import MirroringExtended
 from replicax._strategies.sharding_rules import Dimensions
 from replicax._strategies.strategy import Strategy
@@ -27,17 +28,14 @@ class MirroredExtended(MirroringExtended):
         container_strategy: StrategyLike,
         devices: Sequence[str | jax.Device] | None,
         cross_device_ops: CrossDeviceOps | None,
-        devices_per_replica: int | Mapping[str, int] = 1,
-        sharding_rules: Mapping[str, Dimensions] | None = None,
-        shard_optimizer_state: bool = False,
-        shard_variables: Rule | bool = False,
+        options: ReplicaOptions,
     ):
-        self._shard(shard_optimizer_state, shard_variables)
-        mesh = replica_devices.mesh_of([_devices.find_devices(devices)], devices_per_replica)
+        self._shard(options.shard_optimizer_state, options.shard_variables)
+        mesh = replica_devices.mesh_of([_devices.find_devices(devices)], options.devices_per_replica)
         reducer = replica_devices.reducer_of(
             mesh, cross_device_ops, shards_optimizer_state=self._shards_optimizer_state
         )
-        super().__init__(container_strategy, reducer, sharding_rules=sharding_rules)
+        super().__init__(container_strategy, reducer, sharding_rules=options.sharding_rules)
 
 
 class MirroredStrategy(Strategy):
@@ -105,8 +103,8 @@ class MirroredStrategy(Strategy):
         shard_optimizer_state: bool = False,
         shard_variables: Rule | bool = False,
     ):
-        sharded = sharding_rules, shard_optimizer_state, shard_variables
-        super().__init__(MirroredExtended(self, devices, cross_device_ops, devices_per_replica, *sharded))
+        options = ReplicaOptions(devices_per_replica, sharding_rules, shard_optimizer_state, shard_variables)
+        super().__init__(MirroredExtended(self, devices, cross_device_ops, options))
         _warn_of_other_workers()
 
 

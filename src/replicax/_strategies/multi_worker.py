@@ -15,6 +15,7 @@ from replicax._collectives import cross_process
 from replicax._collectives.sharding import Rule
 from replicax._job import exchange, state
 from replicax._strategies import replica_devices
+from replicax._strategies.replica_devices import ReplicaOptions
 from replicax._strategies.replicated import MirroringExtended
 from replicax._strategies.sharding_rules import Dimensions
 from replicax._strategies.strategy import Strategy
@@ -36,13 +37,10 @@ class MultiWorkerMirroredExtended(MirroringExtended):
         container_strategy: StrategyLike,
         resolver: ClusterResolver,
         options: CommunicationOptions | None,
-        devices_per_replica: int | Mapping[str, int] = 1,
-        sharding_rules: Mapping[str, Dimensions] | None = None,
-        shard_optimizer_state: bool = False,
-        shard_variables: Rule | bool = False,
+        replica_options: ReplicaOptions,
     ):
-        self._shard(shard_optimizer_state, shard_variables)  # before anybody joins
-        replica_devices.as_axes(devices_per_replica)
+        self._shard(replica_options.shard_optimizer_state, replica_options.shard_variables)  # before anybody joins
+        replica_devices.as_axes(replica_options.devices_per_replica)
         self._cluster_resolver, known = resolver, as_options(options, CommunicationOptions())
         tasks, addresses = _tasks(resolver)
         kind, index = resolver.task_type, resolver.task_id
@@ -55,9 +53,9 @@ class MultiWorkerMirroredExtended(MirroringExtended):
             if options is not None:  # else it is the environment's, or five minutes
                 state.set_step_timeout(options.timeout_seconds)
         processes = [devices.find_devices(None)] if alone else _devices_of_all()
-        mesh = replica_devices.mesh_of(processes, devices_per_replica)
+        mesh = replica_devices.mesh_of(processes, replica_options.devices_per_replica)
         reducer = replica_devices.reducer_of(mesh, None, known, self._shards_optimizer_state)
-        super().__init__(container_strategy, reducer, sharding_rules=sharding_rules)
+        super().__init__(container_strategy, reducer, sharding_rules=replica_options.sharding_rules)
         cross_process.connect(mesh)
         if known.implementation is CommunicationImplementation.NCCL and mesh.platform == "cpu":
             warnings.warn("NCCL is asked for, but the replicas are on CPU devices, which use Gloo.", stacklevel=4)
@@ -114,16 +112,13 @@ class ExperimentalMultiWorkerMirroredStrategy(Strategy):
         communication: CommunicationImplementation = CommunicationImplementation.AUTO,
         cluster_resolver: ClusterResolver | None = None,
     ):
-        self._join(cluster_resolver, CommunicationOptions(implementation=communication))
+        self._join(cluster_resolver, CommunicationOptions(implementation=communication), ReplicaOptions())
 
     def _join(
         self,
         resolver: ClusterResolver | None,
         options: CommunicationOptions | None,
-        devices_per_replica: int | Mapping[str, int] = 1,
-        sharding_rules: Mapping[str, Dimensions] | None = None,
-        shard_optimizer_state: bool = False,
-        shard_variables: Rule | bool = False,
+        replica_options: ReplicaOptions,
     ) -> None:
         from replicax._cluster.environment import TFConfigClusterResolver
         from replicax._cluster.resolver import ClusterResolver
@@ -135,8 +130,7 @@ class ExperimentalMultiWorkerMirroredStrategy(Strategy):
                 "cluster_resolver must be an instance of tf.distribute.cluster_resolver.ClusterResolver, got "
                 f"{received(resolver)}."
             )
-        sharded = sharding_rules, shard_optimizer_state, shard_variables
-        super().__init__(MultiWorkerMirroredExtended(self, resolver, options, devices_per_replica, *sharded))
+        super().__init__(MultiWorkerMirroredExtended(self, resolver, options, replica_options))
 
 
 class MultiWorkerMirroredStrategy(ExperimentalMultiWorkerMirroredStrategy):
@@ -175,5 +169,5 @@ class MultiWorkerMirroredStrategy(ExperimentalMultiWorkerMirroredStrategy):
         shard_optimizer_state: bool = False,
         shard_variables: Rule | bool = False,
     ):
-        sharded = sharding_rules, shard_optimizer_state, shard_variables
-        self._join(cluster_resolver, communication_options, devices_per_replica, *sharded)
+        options = ReplicaOptions(devices_per_replica, sharding_rules, shard_optimizer_state, shard_variables)
+        self._join(cluster_resolver, communication_options, options)

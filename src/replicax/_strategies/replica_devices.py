@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +13,20 @@ from replicax._base.messages import received
 from replicax._base.types import CommunicationOptions
 from replicax._collectives.cross_device_ops import CollectiveAllReduce, CrossDeviceOps, NcclAllReduce
 from replicax._collectives.reducer import Reducer
+from replicax._collectives.sharding import Rule
+from replicax._strategies.sharding_rules import Dimensions
 from replicax._values import AXIS, ReplicaMesh
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaOptions:
+    """The arguments of strategies that say how replicas and variables are laid out; see `MirroredStrategy`."""
+
+    devices_per_replica: int | Mapping[str, int] = 1
+    sharding_rules: Mapping[str, Dimensions] | None = None
+    shard_optimizer_state: bool = False
+    shard_variables: Rule | bool = False
+
 
 MODEL_AXIS = "model"  # of a replica's devices where users give their number alone
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from replicax._base import devices, nest
 from replicax._base.thread_state import current
-from replicax._base.types import Args, Kwargs, Leaf, Tree
+from replicax._base.types import Args, Kwargs, Leaf, ReduceOp, Tree
 from replicax._collectives.reducer import Reducer
 from replicax._engine import compiled, compiled_runs, eager, function, modes
 from replicax._tracing import context, frames
@@ -66,6 +66,17 @@ def run_single(
     if not (outermost and current.driven is not None) or any(map(_is_text, nest.leaves((args, kwargs)))):
         return call(fn, args, kwargs)
     return compiled_runs.run_compiled(strategy, fn, args, kwargs)
+
+
+class StepContext:
+    """The context of `StrategyExtended.experimental_run_steps_on_iterator`."""
+
+    def __init__(self) -> None:
+        self.last_step_outputs: dict[str, Tree] = {}
+
+    def set_last_step_output(self, name: str, output: Tree, reduce_op: ReduceOp | str | None = None) -> None:
+        """Keeps an output under this name."""
+        self.last_step_outputs[name] = output
 
 
 def _asks_for_program(fn: Callable[..., Tree]) -> bool:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from replicax._base import foreign_state, nest, tracebacks
+from replicax._base import nest, tracebacks
 from replicax._base.indexed_slices import dense
 from replicax._base.types import (
     InputContext,
@@ -30,6 +28,7 @@ from replicax._report.progress import is_wanted, progress
 from replicax._strategies import tools
 from replicax._strategies.extended import StrategyExtended
 from replicax._strategies.logical_devices import LayoutMethods
+from replicax._strategies.scope import Scope
 from replicax._tracing import active_tapes, autograph_switch, context
 from replicax._values import arrays_of, warn_of_reduction
 
@@ -119,7 +118,7 @@ class Strategy(LayoutMethods):
         >>> v.distribute_strategy is strategy, len(v.values)
         (True, 2)
         """
-        return _Scope(self)
+        return Scope(self, self._extended)
 
     def _own_scope(self) -> contextlib.AbstractContextManager[object]:
         """Returns the context that the methods below run in: the scope, if a subclass overrides `scope`."""
@@ -446,29 +445,3 @@ def _followed(name: str, value: Tree, result: _T) -> _T:
             arrays_of(result),
         )
     return result
-
-
-class _Scope(contextlib.AbstractContextManager[Strategy]):
-    def __init__(self, strategy: Strategy):
-        self._strategy, self._entered = strategy, False
-
-    def __enter__(self) -> Strategy:
-        if self._entered:
-            raise RuntimeError("A scope object is entered once. Call strategy.scope() for each `with`.")
-        context.require_cross_replica(self._strategy)
-        foreign_state.join()
-        self._entered = True
-        self._thread = threading.get_ident()
-        self._context = contextlib.ExitStack()
-        self._context.enter_context(self._strategy._extended._scope_context())
-        self._context.enter_context(foreign_state.JoinOnImport())
-        return self._strategy
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None
-    ) -> None:
-        if not self._entered:
-            raise RuntimeError("The scope is left without having been entered. Write `with strategy.scope():`.")
-        if self._thread != threading.get_ident():
-            raise RuntimeError("The scope is left in another thread than the one that has entered it.")
-        self._context.__exit__(kind, error, traceback)

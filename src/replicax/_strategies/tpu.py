@@ -11,6 +11,7 @@ from replicax._cluster.topology import DeviceAssignment
 from replicax._collectives import cross_process
 from replicax._collectives.sharding import Rule
 from replicax._strategies import logical_devices, replica_devices
+from replicax._strategies.replica_devices import ReplicaOptions
 from replicax._strategies.replicated import MirroringExtended
 from replicax._strategies.sharding_rules import Dimensions
 from replicax._strategies.strategy import Strategy
@@ -27,13 +28,11 @@ class TPUExtended(MirroringExtended):
         container_strategy: StrategyLike,
         resolver: ClusterResolver | None,
         assignment: DeviceAssignment | None,
-        spmd: bool = False,
+        options: ReplicaOptions = ReplicaOptions(),  # noqa: B008 - it does not change
         devices_per_replica: int | Mapping[str, int] | None = None,
-        sharding_rules: Mapping[str, Dimensions] | None = None,
-        shard_optimizer_state: bool = False,
-        shard_variables: Rule | bool = False,
+        spmd: bool = False,
     ):
-        self._shard(shard_optimizer_state, shard_variables)
+        self._shard(options.shard_optimizer_state, options.shard_variables)
         self._refuses_assignment = spmd
         tpu_system.check_hosts(resolver)
         self._cluster_resolver = resolver
@@ -43,7 +42,7 @@ class TPUExtended(MirroringExtended):
             mesh = replica_devices.mesh_of_rows(tpu_system.replica_devices(assignment), devices_per_replica)
         cross_process.connect(mesh)
         reducer = replica_devices.reducer_of(mesh, shards_optimizer_state=self._shards_optimizer_state)
-        super().__init__(container_strategy, reducer, static_shapes=True, sharding_rules=sharding_rules)
+        super().__init__(container_strategy, reducer, static_shapes=True, sharding_rules=options.sharding_rules)
 
     @property
     def num_hosts(self) -> int:
@@ -108,9 +107,9 @@ class TPUStrategy(Strategy):
         shard_optimizer_state: bool = False,
         shard_variables: Rule | bool = False,
     ):
-        options = devices_per_replica, sharding_rules, shard_optimizer_state, shard_variables
-        spmd = experimental_spmd_xla_partitioning
-        super().__init__(TPUExtended(self, tpu_cluster_resolver, experimental_device_assignment, spmd, *options))
+        options = ReplicaOptions(1, sharding_rules, shard_optimizer_state, shard_variables)
+        devices = experimental_device_assignment, options, devices_per_replica
+        super().__init__(TPUExtended(self, tpu_cluster_resolver, *devices, experimental_spmd_xla_partitioning))
 
     def experimental_assign_to_logical_device(self, tensor: Leaf, logical_device_id: int) -> Leaf:
         """Does as `assign_to_device`.
