@@ -1,6 +1,7 @@
 """Values that have one component for each replica, and the mesh of devices that they live on."""
 
 from replicax._values import partition as partition
+from replicax._values import pytrees as pytrees
 from replicax._values.arrays import Array as Array
 from replicax._values.arrays import filled as filled
 from replicax._values.arrays import is_array as is_array
