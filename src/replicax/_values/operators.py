@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterator
 
@@ -19,12 +20,29 @@ class ArrayOperators:
 
     __array_priority__ = 100
 
+    # Methods of the table below, for type checkers.
+    __len__: Callable[[], int]
+    __iter__: Callable[[], Iterator[Leaf]]
+    __float__: Callable[[], float]
+    __int__: Callable[[], int]
+    __complex__: Callable[[], complex]
+    __bool__: Callable[[], bool]
+    __index__: Callable[[], int]
+    __neg__: Callable[[], Leaf]
+    __pos__: Callable[[], Leaf]
+    __abs__: Callable[[], Leaf]
+    __invert__: Callable[[], Leaf]
+
     def _operand(self) -> Tree:
         """Return the array."""
         raise NotImplementedError
 
     def _check_other(self, other: object) -> None:
         """Raise if the object is no operand beside this one."""
+
+    def _waiting(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the array is computed and read."""
+        return contextlib.nullcontext()
 
     def __jax_array__(self) -> Leaf:
         return self._operand()
@@ -36,41 +54,17 @@ class ArrayOperators:
         array = self._operand()
         return array if index is Ellipsis else array[index]
 
-    def __len__(self) -> int:
-        return len(self._operand())
-
-    def __iter__(self) -> Iterator[Leaf]:
-        return iter(self._operand())
-
-    def __float__(self) -> float:
-        return float(self._operand())
-
-    def __int__(self) -> int:
-        return int(self._operand())
-
-    def __complex__(self) -> complex:
-        return complex(self._operand())
-
-    def __bool__(self) -> bool:
-        return bool(self._operand())
-
-    def __index__(self) -> int:
-        return operator.index(self._operand())
-
     def __format__(self, spec: str) -> str:
         return format(self._operand(), spec) if spec else str(self)
 
-    def __neg__(self) -> Leaf:
-        return -self._operand()
 
-    def __pos__(self) -> Leaf:
-        return +self._operand()
+def _unary(name: str, operation: Callable[[Leaf], Leaf]) -> Callable[[ArrayOperators], Leaf]:
+    def method(self: ArrayOperators) -> Leaf:
+        with self._waiting():
+            return operation(self._operand())
 
-    def __abs__(self) -> Leaf:
-        return abs(self._operand())
-
-    def __invert__(self) -> Leaf:
-        return ~self._operand()
+    method.__name__ = name
+    return method
 
 
 def _binary(name: str) -> Callable[[ArrayOperators, Leaf], Leaf]:
@@ -87,11 +81,15 @@ def _binary(name: str) -> Callable[[ArrayOperators, Leaf], Leaf]:
     return method
 
 
-_OPERATORS = (
+_UNARY: dict[str, Callable[[Leaf], Leaf]] = {
+    **{"len": len, "iter": iter, "float": float, "int": int, "complex": complex, "bool": bool, "index": operator.index},
+    **{"neg": operator.neg, "pos": operator.pos, "abs": abs, "invert": operator.invert},
+}
+_BINARY = (
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod divmod rdivmod pow rpow matmul rmatmul "
     "and rand or ror xor rxor lshift rlshift rshift rrshift eq ne lt le gt ge"
 )
-
-
-for _name in _OPERATORS.split():
+for _name, _operation in _UNARY.items():
+    setattr(ArrayOperators, f"__{_name}__", _unary(f"__{_name}__", _operation))
+for _name in _BINARY.split():
     setattr(ArrayOperators, f"__{_name}__", _binary(f"__{_name}__"))

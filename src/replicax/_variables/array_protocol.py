@@ -38,14 +38,5 @@ class ArrayProtocol(ArrayOperators):
             note_part(part, self, index)
         return part
 
-    def __float__(self) -> float:
-        with lost_values.explaining(self):
-            return super().__float__()
-
-    def __int__(self) -> int:
-        with lost_values.explaining(self):
-            return super().__int__()
-
-    def __bool__(self) -> bool:
-        with lost_values.explaining(self):
-            return super().__bool__()
+    def _waiting(self) -> lost_values.explaining:
+        return lost_values.explaining(self)
