@@ -165,16 +165,16 @@ class Reducer:
                     arithmetic.check_alike(parts)
         if self.mesh.size == 1:  # the only replica's values arrive bare
             return [arithmetic.reduce_parts(op, [value]) if is_array(value) else value for value in values]
-        results = [self._on_each_replica(value) for value in values]
+        results = [_on_each_replica(self.mesh, value) for value in values]
         if own:
             pairs = [(values[i], values[i]) for i in own]
             for i, total in zip(own, self.ops.batch_reduce(op, pairs, options)):
-                results[i] = self._on_each_replica(total)
+                results[i] = _on_each_replica(self.mesh, total)
         return results
 
     def all_gather(self, values: Sequence[Leaf], axis: int) -> list[Leaf]:
         """Returns the results of `all_gather` of eager replicas: one for each value that they passed."""
-        return [self._on_each_replica(self._gathered(value, axis)) for value in values]
+        return [_on_each_replica(self.mesh, self._gathered(value, axis)) for value in values]
 
     def gather_sizes(self, size: PerReplica | int) -> list[int]:
         """Returns the numbers of all replicas, on all workers."""
@@ -318,11 +318,6 @@ class Reducer:
         arithmetic.check_alike(parts, free_axis=axis)
         return jnp.concatenate(parts, axis)
 
-    def _on_each_replica(self, value: Leaf) -> Leaf:
-        """Returns a plain array as a `Mirrored` value; anything else as it is."""
-        mesh = self.mesh
-        return of_array(Mirrored, mesh.mirror([value] * len(mesh.local_ids)), mesh) if is_array(value) else value
-
     def _batch(self, op: ReduceOp, pairs: list[tuple[PerReplica, object]], options: CommunicationOptions) -> list[Leaf]:
         for _, destinations in pairs:
             cross_device_ops.check_destinations(destinations)
@@ -338,6 +333,11 @@ class Reducer:
             of_array(Mirrored, total, self.mesh) if isinstance(pair[1], DistributedValues) else total
             for total, pair in zip(totals, pairs)
         ]
+
+
+def _on_each_replica(mesh: ReplicaMesh, value: Leaf) -> Leaf:
+    """Return a plain array as a `Mirrored` value; anything else as it is."""
+    return of_array(Mirrored, mesh.mirror([value] * len(mesh.local_ids)), mesh) if is_array(value) else value
 
 
 def _first_anywhere(mesh: ReplicaMesh, value: PerReplica) -> Leaf:

@@ -6,13 +6,10 @@ have a component per replica; in a *replica* context (the function given to `run
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from replicax._base import errors, nest, thread_state, tracebacks
 from replicax._base.array_conversion import as_array
@@ -22,72 +19,15 @@ from replicax._base.types import (
     CommunicationOptions,
     Leaf,
     ReduceOp,
-    RunOptions,
     Tree,
     as_integer,
     as_options,
     as_reduce_op,
 )
 from replicax._data import calls
-from replicax._input.agreement import Worker
 from replicax._tracing import autograph_switch
-from replicax._values import DistributedValues, Kind, PartRows, ReplicaMesh, is_array, warn_of_mean
-
-
-class RulesLike(Protocol):
-    """Rules that say by name how variables are split over the devices of each replica."""
-
-    def layouts(self, name: str, leaves: Sequence[tuple[Any, Any]], trainable: bool) -> Sequence[object]: ...
-
-
-class ExtendedLike(Protocol):
-    """The part of `StrategyExtended` that modules below the strategies use."""
-
-    _variables_live_once: bool
-    _shards_optimizer_state: bool
-
-    @property
-    def worker_devices(self) -> Sequence[str]:
-        """The full names of the replicas' devices."""
-
-    @property
-    def _mesh(self) -> ReplicaMesh | None: ...
-    @property
-    def _reducer(self) -> object: ...  # a `Reducer`, which stands above this module, or None
-    @property
-    def _rules(self) -> RulesLike | None: ...
-    @property
-    def _worker(self) -> Worker: ...
-    def _create_variable(self, **kwargs: Tree) -> object: ...
-    def _new_variable(self, **kwargs: Tree) -> Any: ...
-    def _colocate_state(self, variables: Tree) -> contextlib.AbstractContextManager[None]: ...
-    @property
-    def _division(self) -> Callable[[Kind, PartitionSpec | None], PartitionSpec | None] | None: ...
-    def _divided(self, kind: Kind, layout: PartitionSpec | None) -> PartitionSpec | None: ...
-
-
-class StrategyLike(Protocol):
-    """What modules below the strategies ask of a strategy."""
-
-    @property
-    def extended(self) -> ExtendedLike:
-        """The methods for those who write optimizers and the like."""
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """The number of replicas, on all workers together."""
-
-    def scope(self) -> contextlib.AbstractContextManager[object]:
-        """Returns a context in which the strategy is current."""
-
-    def run(
-        self,
-        fn: Callable[..., Tree],
-        args: Sequence[Tree] = (),
-        kwargs: dict[str, Tree] | None = None,
-        options: RunOptions | None = None,
-    ) -> Tree:
-        """Calls a function on every replica."""
+from replicax._tracing.strategy_like import StrategyLike as StrategyLike
+from replicax._values import DistributedValues, PartRows, is_array, warn_of_mean
 
 
 class ReplicaContext:

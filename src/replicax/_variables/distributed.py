@@ -253,10 +253,10 @@ class SyncOnReadVariable(DistributedVariable):
             sums = [arithmetic.local_sum(leaf) for leaf in leaves]
             return [arithmetic.divided(x, mesh.size, x.dtype) for x in sums] if op is ReduceOp.MEAN else sums
         if isinstance(frame, frames.TraceFrame) and not frame.local:
-            leaves = frame.read(self)
             if op is None:
-                return [leaf[0] for leaf in leaves]
-            return [(jnp.sum if op is ReduceOp.SUM else jnp.mean)(x, axis=0, dtype=x.dtype) for x in leaves]
+                return [leaf[0] for leaf in frame.read(self)]
+            aggregate = jnp.sum if op is ReduceOp.SUM else jnp.mean
+            return [aggregate(leaf, axis=0, dtype=leaf.dtype) for leaf in frame.read(self)]
         if self._storage.is_abstract:
             return self._storage.home.leaf_types(True)  # type: ignore[return-value]
         if op is None:
