@@ -227,12 +227,12 @@ $(DEMO)/.installed: pyproject.toml
 
 $(TEST)/.installed: pyproject.toml
 	$(call new_environment,$(PYTHON),$(TEST))
-	$(TEST)/bin/python $(PIP) --editable '.[test]' $(if $(filter 3.11,$(VERSION)),'$(JAX_OLDEST)')
+	$(TEST)/bin/python $(PIP) --editable '.[test,test-tf]' $(if $(filter 3.11,$(VERSION)),'$(JAX_OLDEST)')
 	@touch $@
 
 $(NEWEST)/.installed: pyproject.toml
 	$(call new_environment,$(PYTHON_NEWEST),$(NEWEST))
-	$(NEWEST)/bin/python $(PIP) --upgrade --editable '.[test]'
+	$(NEWEST)/bin/python $(PIP) --upgrade --editable '.[test,test-tf]'
 	@touch $@
 
 $(DOCS)/.installed: pyproject.toml

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,6 +136,29 @@ def test_tf_imports_the_core_through_one_module():
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and names_the_core(node.value)
     ]
     assert not wrong, f"replicax.tf imports the core through {THE_DOOR} alone; add the names there: {wrong}"
+
+
+def test_the_core_runs_without_the_folder_of_tf(run_python, tmp_path):
+    shutil.copytree(PACKAGE, tmp_path / "replicax", ignore=shutil.ignore_patterns("tf", "__pycache__"))
+    done = run_python(
+        """
+        import replicax as rx
+        from replicax._commands import main, table
+
+        assert main(["run-tf"]) == 2 and "launch" in table.parsers()
+        for name in rx.__all__:
+            getattr(rx, name)
+        strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        with strategy.scope():
+            v = rx.Variable(1.0)
+        rx.function(lambda: strategy.run(lambda: v.assign_add(1.0)))()
+        print(rx.__file__, v.numpy())
+        """,
+        path=str(tmp_path),
+        fresh=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(tmp_path / "replicax" / "__init__.py"), "2.0"]
 
 
 def test_the_tests_of_tf_are_in_its_folder():

@@ -258,7 +258,7 @@ def test_every_optional_library_is_in_the_extra_all():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     (everything,) = extras["all"]
     named = set(everything.removeprefix("replicax[").removesuffix("]").split(","))
-    assert named == set(extras) - {"all", "docs", "test", "examples"}
+    assert named == set(extras) - {"all", "docs", "test", "test-tf", "examples"}
 
 
 def test_hints_to_install_name_libraries_and_work_without_replicax_on_an_index():

@@ -58,7 +58,7 @@ def holds_arrays(nest: Iterable[Leaf]) -> bool:
 
 
 def _is_array(x: Leaf) -> bool:
-    # `_is_tensor`: tensors of `replicax.tf` that are no arrays of JAX
+    # `_is_tensor`: tensors of a front end that are no arrays of JAX
     return isinstance(x, jax.Array) or hasattr(x, "__jax_array__") or getattr(type(x), "_is_tensor", False)
 
 

@@ -1,7 +1,7 @@
-"""The subcommands of `replicax`, and what front ends add to it.
+"""The subcommands of `replicax`, its own and those of front ends.
 
-A front end is a package of replicax, such as `replicax.tf`. What it adds is the record `ADDED` of its package
-`_programs`, which is imported without the front end, whose import would import JAX.
+A front end is a package of replicax: `replicax.tf` is one. The record `ADDED` of its package `_programs` lists its
+subcommands. `_programs` is imported without the front end, because the front end imports JAX.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Command:
     """A subcommand of `replicax`.
 
     Attributes:
-        name: what follows `replicax` on the command line.
+        name: the word after `replicax` on the command line.
         group: the heading under which the overview lists it.
-        summary: what it does, in a few words.
+        summary: its purpose, in a few words.
         example: a typical command line.
         module: its module, which is imported when the command runs. The module has `parser(program)`, which returns the
             parser without running anything, and `main(arguments, program)`, which returns the exit status.
@@ -55,13 +55,13 @@ Environment = Mapping[str, str]
 
 @dataclass(frozen=True)
 class FrontEnd:
-    """What a front end adds to the command `replicax`.
+    """The additions of a front end to the command `replicax`.
 
     Attributes:
         commands: its subcommands.
-        option: the option with which `replicax launch` and `replicax plan` run programs of this front end.
+        option: the option of `replicax launch` and `replicax plan` for programs of this front end.
         help: the help of the option.
-        environment: returns the environment of such a program, given the environment without the option.
+        environment: returns the environment of these programs, given the environment of other programs.
         exit_codes: the exit statuses of the subcommands.
         variables: the environment variables that only the front end reads.
     """
@@ -76,14 +76,14 @@ class FrontEnd:
 
 @functools.cache
 def front_ends() -> tuple[FrontEnd, ...]:
-    """Return what the front ends that are installed add."""
+    """Return the additions of each installed front end."""
     package = Path(__file__).parents[1]
     folders = (file.parent for file in sorted(package.glob("*/_programs/__init__.py")))
     return tuple(_import_alone(folder, f"{package.name}.{folder.parent.name}.{folder.name}") for folder in folders)
 
 
 def _import_alone(folder: Path, name: str) -> FrontEnd:
-    """Import a package without the package that has it, and return its record."""
+    """Import a package without its parent, and return its record."""
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, folder / "__init__.py")
         assert spec is not None and spec.loader is not None

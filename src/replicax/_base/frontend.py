@@ -1,4 +1,4 @@
-"""What a front end changes in the core: one record, which a package such as `replicax.tf` fills when it is imported.
+"""The changes of a front end to the core, in one record. `replicax.tf` is a front end, and fills it at its import.
 
 The core reads `current` and never asks which front end filled it.
 """
@@ -20,7 +20,7 @@ class RandomNumbers(Protocol):
 
     Attributes:
         name: the key of their state in checkpoints.
-        functions: the functions in messages, such as "tf.random".
+        functions: the name of the functions in messages, for example "tf.random".
     """
 
     name: str
@@ -38,18 +38,18 @@ class RandomNumbers(Protocol):
 
 @dataclass(frozen=True)
 class Frontend:
-    """The choices of a front end; the defaults are those of a program that uses the core alone.
+    """The choices of a front end. The defaults hold for a program without a front end.
 
     Attributes:
         module: the module of the front end, which workers of parameter servers import too.
-        dtype_prefix: what a spec prints before the name of a dtype.
-        dtypes: names of dtypes beside those that NumPy accepts.
-        variable_class: the class that `repr(variable)` names.
+        dtype_prefix: the text before the name of a dtype in a printed spec.
+        dtypes: further names of dtypes; NumPy's own are always accepted.
+        variable_class: the name of the class in `repr(variable)`.
         array_str, array_repr: the texts of arrays of strings.
         strings_are_tensors: whether a compiled function returns a string as an array of strings.
-        random_numbers: the counters that checkpoints have as a part of `RandomState`.
-        note_records: is called with records that were read from a file together.
-        note_part: is called with a part of a variable, the variable and the index, when a program indexes a variable.
+        random_numbers: the counters that `RandomState` saves.
+        note_records: called with the records of one read from a file.
+        note_part: called after a program has indexed a variable, with the result, the variable and the index.
     """
 
     module: str | None = None

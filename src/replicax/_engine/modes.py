@@ -139,7 +139,7 @@ class PythonCode:
         autograph: whether it is converted for tensors in its control flow.
         returned: makes the result of a call of what the function returned, but where functions run eagerly.
         runs: the functions by which `strategy.run` compiles replica functions in it (see `compiled_runs`).
-        random_numbers: the counters of random numbers that `replicax.tf` keeps for it.
+        random_numbers: the counters of random numbers that a front end keeps for it.
         hinted: whether the hint of `step_hints` was printed.
     """
 
@@ -208,5 +208,5 @@ class PythonCode:
 
 
 def _as_tensor(leaf: Leaf) -> Leaf:
-    """Returns an array of NumPy as a traced function would see it: with what `replicax.tf` adds to JAX's arrays."""
+    """Returns an array of NumPy as a traced function would see it: with what a front end adds to JAX's arrays."""
     return array_conversion.as_array(leaf) if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufcV" else leaf

@@ -66,7 +66,7 @@ def has_saved_model(export_dir: AnyPath) -> bool:
 
 
 def load(export_dir: AnyPath, tags: object, skip_values: bool = False) -> Any:
-    """Reads a saved model; see `replicax.tf.saved_model.load`."""
+    """Return the object of a saved model, in the scope of a strategy with variables of the strategy."""
     files = SavedFiles(export_dir)
     given: Any = [tags] if isinstance(tags, str) else tags
     if given is not None and set(given) != {"serve"}:

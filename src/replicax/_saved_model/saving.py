@@ -143,7 +143,7 @@ def _of_each_rank(function: ConcreteFunction) -> list[ConcreteFunction]:
 
 
 def save(obj: object, export_dir: AnyPath, given: object = None) -> None:
-    """Writes a saved model; see `replicax.tf.saved_model.save`."""
+    """Write the variables and the compiled functions of an object as a saved model."""
     path = path_text(export_dir, "saved model")
     if frames.is_tracing():
         raise AssertionError(

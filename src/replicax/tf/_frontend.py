@@ -1,4 +1,4 @@
-"""The record of what `replicax.tf` changes in the core."""
+"""The record of the changes of `replicax.tf` to the core."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class _RandomNumbers:
-    """The counters of `tf.random`, whose module is imported when a checkpoint asks for them."""
+    """The counters of `tf.random`. Their module is imported when a checkpoint asks for them."""
 
     name = "tf"
     functions = "tf.random"

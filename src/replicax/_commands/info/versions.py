@@ -17,7 +17,7 @@ from replicax._commands.info.section import Section, readable_bytes
 
 # Shown where they are installed. JAX's plugins are named after the version of CUDA or ROCm.
 _ACCELERATORS = re.compile(r"jax-(cuda\d+|rocm\d+)-(plugin|pjrt)|libtpu")
-_FOR_DEVELOPERS = {"test", "examples", "docs", "all"}
+_FOR_DEVELOPERS = {"test", "test-tf", "examples", "docs", "all"}
 _MOST_SHOWN = 8
 _DRIVER = Path("/proc/driver/nvidia/version")
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,\s-]+)\])?\s*([^;]*?)\s*(?:;(.*))?")
