@@ -123,6 +123,13 @@ def test_an_exception_in_a_distributed_dataset_names_its_node():
 
 def test_elements_that_cannot_be_stacked_name_the_batch():
     rows = Dataset.from_generator(lambda: iter([np.zeros(2), np.zeros(3)]))
-    with pytest.raises(InvalidArgumentError, match="different shapes") as caught:
-        list(rows.batch(2))
-    assert caught.value.__notes__ == ["In batch(2) of the dataset."]
+    for dataset in (rows, rows.map(lambda row: row)):
+        with pytest.raises(InvalidArgumentError, match="different shapes") as caught:
+            list(dataset.batch(2))
+        assert caught.value.__notes__ == ["In batch(2) of the dataset."]
+
+
+def test_an_element_without_rows_names_unbatch():
+    with pytest.raises(InvalidArgumentError, match="first dimension") as caught:
+        list(R(3).unbatch().map(double))
+    assert caught.value.__notes__ == ["In unbatch of the dataset."]

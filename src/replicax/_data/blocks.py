@@ -13,7 +13,7 @@ import numpy as np
 from replicax._base.host_memory import Pool
 from replicax._base.types import Tree
 from replicax._data.composites import has_composites
-from replicax._data.elements import Nested, Structure, flatten, joined, stack
+from replicax._data.elements import Nested, Structure, flatten, joined
 
 # What elements of one block have in common: their structure, and the shapes and dtypes of their arrays.
 Signature: TypeAlias = tuple[Structure, tuple[tuple[tuple[int, ...], np.dtype], ...]]
@@ -73,20 +73,22 @@ def rows(block: Tree) -> Iterator[Tree]:
     return (structure.unflatten([a[i, ...] for a in leaves]) for i in range(len(leaves[0])))
 
 
-def groups(elements: Blocks, size: int, drop_remainder: bool, pool: Pool) -> Iterator[Tree]:
-    """Returns the elements as blocks of `size` rows; the last one may be smaller, or is dropped.
+def groups(
+    elements: Blocks, size: int, drop_remainder: bool, pool: Pool, stack: Callable[[list[Tree]], Tree]
+) -> Iterator[Tree]:
+    """Return the elements as blocks of `size` rows; the last one may be smaller, or is dropped.
+
+    `stack` makes a block of elements that do not come as blocks.
 
     An exception in place of an element takes the elements of its block before it with it, and does not end the
     iterator.
     """
-    several = itertools.repeat
-    made = itertools.takewhile(
-        lambda group: group is not None, map(_group, several(elements), several(size), several(pool))
-    )
-    return filter(lambda block: length(block) == size, made) if drop_remainder else made
+    arguments = map(itertools.repeat, (elements, size, pool, stack))
+    blocks = itertools.takewhile(lambda block: block is not None, map(_group, *arguments))
+    return filter(lambda block: length(block) == size, blocks) if drop_remainder else blocks
 
 
-def _group(elements: Blocks, size: int, pool: Pool) -> Tree | None:
+def _group(elements: Blocks, size: int, pool: Pool, stack: Callable[[list[Tree]], Tree]) -> Tree | None:
     parts: list[tuple[Tree, int | None]] = []
     missing = size
     while missing:
@@ -104,7 +106,7 @@ def _group(elements: Blocks, size: int, pool: Pool) -> Tree | None:
         if len(kinds) == 1 and None not in kinds:
             return joined(blocks, pool)
     each = ([part] if count is None else rows(part) for part, count in parts)
-    return stack(list(itertools.chain.from_iterable(each)), pool)
+    return stack(list(itertools.chain.from_iterable(each)))
 
 
 def _kind(block: Tree) -> Signature | None:

@@ -79,7 +79,7 @@ class Batch(_Batches):
             return self._row_batches(reading, start)
         elements = self.input.iterate(reading, start * self._size)
         if isinstance(elements, Blocks):
-            return groups(elements, self._size, self._drop, self._pool)
+            return groups(elements, self._size, self._drop, self._pool, self._stack)
         return map(self._stack, grouped(elements, self._size, self._drop))
 
     def read_recipes(self, reading: Reading, skip: Skip) -> Iterator[Recipe]:
@@ -169,9 +169,11 @@ class Unbatch(Replayed):
         count, *others = map(composites.row_count, leaves)
         if count is None or any(other != count for other in others):
             shapes = [tuple(leaf.shape) for leaf in leaves]
-            raise InvalidArgumentError(
+            error = InvalidArgumentError(
                 f"unbatch needs elements with one and the same first dimension, got shapes {shapes}."
             )
+            self.explain(error)
+            raise error
         return map(functools.partial(_row, element), range(count))
 
 
