@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 from replicax._base.host_memory import Pool
 from replicax._base.types import Tree
 from replicax._data.blocks import Blocks, row
 from replicax._data.calls import call_name, call_on_element, explain, on_host
 from replicax._data.elements import cut
-from replicax._data.parallel_map import ParallelMap, Threads
+from replicax._data.elsewhere import Elsewhere, Item
+from replicax._data.parallel_map import Threads, in_threads
 from replicax._data.reading import Draws, Memory, Reading
 from replicax._data.skipping import Deferred, Recipe, Skip
 from replicax._data.specs import host_spec
 from replicax._data.worker_processes import Processes, job_of, nothing
 
-_R = TypeVar("_R")
-
-
-class Item(NamedTuple):
-    """An element with its number in the dataset."""
-
-    number: int
-    element: Tree
-
-
-# An item, or what was computed of it, or the exception in its place.
-Outcome: TypeAlias = tuple[Any, Exception | None]
 # The results of a function: one with None, or several as a block with their number.
 Results: TypeAlias = Iterator[tuple[Tree, int | None]]
 
@@ -118,7 +107,7 @@ class ElementFunction:
         elsewhere = None
         if self.processes is not None:
             self.processes.begin()
-            elsewhere = _Elsewhere(self, self.processes, draws, compute)
+            elsewhere = Elsewhere(self.may_go_elsewhere, self.processes, draws, compute)
         return in_threads(compute, items, options.threads, options.in_order, self.together, elsewhere)
 
     def may_go_elsewhere(self, element: Tree) -> bool:
@@ -200,124 +189,3 @@ class MappedElements(Blocks):
             self._block, self._at, self._count = found, 0, count
         begin, self._at = self._at, min(self._at + most, self._count)
         return cut(self._block, begin, self._at), self._at - begin
-
-
-def in_threads(
-    function: Callable[[Any], _R],
-    items: Iterator[Any],
-    threads: Threads,
-    in_order: bool,
-    together: int,
-    elsewhere: _Elsewhere | None,
-) -> Iterator[_R]:
-    """Returns the function of each item, called in threads.
-
-    To hand an item to a thread takes longer than many functions of single elements. So a thread takes up to `together`
-    at a time; not at the beginning, since the threads are to share few items too. An exception in place of an item, or
-    of its result, comes up in that place.
-    """
-
-    def size(taken: int) -> int:
-        most = together if elsewhere is None else max(together, elsewhere.together)
-        return min(most, 1 + taken // (8 * threads.most))
-
-    group_function = functools.partial(_of_group, function)
-    return _Each(ParallelMap(group_function, _groups(items, size), threads, in_order, elsewhere))
-
-
-def _groups(items: Iterator[Any], size: Callable[[int], int]) -> Iterator[list[Outcome]]:
-    taken, ended = 0, False
-    while not ended:
-        most = size(taken)
-        group: list[Outcome] = []
-        while len(group) < most:
-            try:
-                group.append((next(items), None))
-            except StopIteration:
-                ended = True
-                break
-            except Exception as error:
-                group.append((None, error))
-                break
-            if not isinstance(group[-1][0], Item):  # several elements
-                break
-        taken += len(group)
-        if group:
-            yield group
-
-
-def _of_group(function: Callable[[Any], _R], group: list[Outcome]) -> list[Outcome]:
-    found: list[Outcome] = []
-    for item, error in group:
-        try:
-            found.append((function(item) if error is None else None, error))
-        except Exception as failure:
-            found.append((None, failure))
-    return found
-
-
-class _Elsewhere:
-    """A function of groups that other processes call: see `parallel_map.Elsewhere`."""
-
-    def __init__(
-        self, function: ElementFunction, processes: Processes, draws: Draws | None, here: Callable[[Any], Any]
-    ):
-        self._function, self._processes, self._draws, self._here = function, processes, draws, here
-        self.count = processes.count
-
-    def are_ready(self) -> bool:
-        """Returns whether the processes take calls."""
-        return self._processes.are_ready()
-
-    def note(self, seconds: float) -> None:
-        """Notes how long calls in this process took the processor."""
-        self._processes.note(seconds)
-
-    @property
-    def together(self) -> int:
-        """How many elements a process takes at a time."""
-        return self._processes.together
-
-    def _goes(self, item: Any, error: Exception | None) -> bool:
-        return error is None and isinstance(item, Item) and self._function.may_go_elsewhere(item.element)
-
-    def __call__(self, group: list[Outcome]) -> list[Outcome]:
-        goes = [self._goes(*member) for member in group]
-        elements = [tuple(item) for (item, _), there in zip(group, goes) if there]
-        results = self._processes.call(self._draws, elements) if elements else []
-        is_lost = results is None  # the elements are computed here, which says nothing about the function
-        answers = iter([None] * len(elements) if results is None else results)
-        found: list[Outcome] = []
-        rows = 0  # of a block, whose elements follow
-        for member, there in zip(group, goes):
-            if there and rows:
-                rows -= 1
-                continue
-            answer = next(answers) if there else None
-            if answer is not None:
-                found.append((answer, None))
-                rows = (answer[1] or 1) - 1
-                continue
-            found += _of_group(self._here, [member])
-            if there and not is_lost and found[-1][1] is None:
-                self._processes.give_up("other processes cannot do all that it does")
-        return found
-
-
-class _Each(Iterator[Any]):
-    """The results of groups one by one."""
-
-    def __init__(self, groups: Iterator[list[Outcome]]):
-        self._groups = groups
-        self._ahead: Iterator[Outcome] = iter(())
-
-    def __next__(self) -> Any:
-        while (found := next(self._ahead, None)) is None:
-            self._ahead = iter(next(self._groups))
-        result, error = found
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error, found  # its traceback holds this frame: a cycle, which would keep the iterator
-        return result

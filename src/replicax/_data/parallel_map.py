@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 
 from replicax._base import thread_state
 from replicax._base.host_memory import LARGE
 from replicax._base.types import Tree
+from replicax._data.elsewhere import Elsewhere, Item, Outcome, of_group
 
 _Future: TypeAlias = concurrent.futures.Future[Tree]
+
+
+_R = TypeVar("_R")
 
 
 class Threads(NamedTuple):
@@ -23,23 +28,6 @@ class Threads(NamedTuple):
 
     most: int
     tries: bool = False
-
-
-class Elsewhere(Protocol):
-    """The function in other processes."""
-
-    @property
-    def count(self) -> int:
-        """In how many."""
-
-    def are_ready(self) -> bool:
-        """Returns whether these take calls."""
-
-    def note(self, seconds: float) -> None:
-        """Notes how long calls in this process took the processor."""
-
-    def __call__(self, element: Any, /) -> Any:
-        """Returns the function of an element."""
 
 
 class _Trial:
@@ -174,3 +162,66 @@ class ParallelMap(Iterator[Tree]):
             failed: _Future = concurrent.futures.Future()
             failed.set_exception(e)
             self._calls.append(failed)
+
+
+def in_threads(
+    function: Callable[[Any], _R],
+    items: Iterator[Any],
+    threads: Threads,
+    in_order: bool,
+    together: int,
+    elsewhere: Elsewhere | None,
+) -> Iterator[_R]:
+    """Returns the function of each item, called in threads.
+
+    To hand an item to a thread takes longer than many functions of single elements. So a thread takes up to `together`
+    at a time; not at the beginning, since the threads are to share few items too. An exception in place of an item, or
+    of its result, comes up in that place.
+    """
+
+    def size(taken: int) -> int:
+        most = together if elsewhere is None else max(together, elsewhere.together)
+        return min(most, 1 + taken // (8 * threads.most))
+
+    group_function = functools.partial(of_group, function)
+    return _Each(ParallelMap(group_function, _groups(items, size), threads, in_order, elsewhere))
+
+
+def _groups(items: Iterator[Any], size: Callable[[int], int]) -> Iterator[list[Outcome]]:
+    taken, ended = 0, False
+    while not ended:
+        most = size(taken)
+        group: list[Outcome] = []
+        while len(group) < most:
+            try:
+                group.append((next(items), None))
+            except StopIteration:
+                ended = True
+                break
+            except Exception as error:
+                group.append((None, error))
+                break
+            if not isinstance(group[-1][0], Item):  # several elements
+                break
+        taken += len(group)
+        if group:
+            yield group
+
+
+class _Each(Iterator[Any]):
+    """The results of groups one by one."""
+
+    def __init__(self, groups: Iterator[list[Outcome]]):
+        self._groups = groups
+        self._ahead: Iterator[Outcome] = iter(())
+
+    def __next__(self) -> Any:
+        while (found := next(self._ahead, None)) is None:
+            self._ahead = iter(next(self._groups))
+        result, error = found
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, found  # its traceback holds this frame: a cycle, which would keep the iterator
+        return result

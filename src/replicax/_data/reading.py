@@ -56,7 +56,9 @@ class _Numbers(np.random.Generator):
 
 
 class Draws(Protocol):
-    """The random numbers of a front end's functions in one reading."""
+    """The random numbers of a front end's functions in one reading; each has a number of its own."""
+
+    number: int
 
     def words(self, tag: Any) -> np.ndarray:
         """Return the two random words with which the numbers of a tag begin."""

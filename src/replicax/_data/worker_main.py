@@ -31,8 +31,8 @@ _READINGS = 16
 class _Words:
     """The random words of a reading, which the other process knows."""
 
-    def __init__(self, link: Link):
-        self._link = link
+    def __init__(self, link: Link, number: int):
+        self._link, self.number = link, number
         self.words = functools.cache(self._asked)
 
     def _asked(self, tag: object) -> np.ndarray:
@@ -66,7 +66,7 @@ class _Server:
     def __init__(self, link: Link, writer: Writer):
         self._link, self._writer = link, writer
         self._functions: dict[int, _Function] = {}
-        self._words = functools.lru_cache(_READINGS)(lambda reading: _Words(link))
+        self._words = functools.lru_cache(_READINGS)(lambda reading: _Words(link, reading))
 
     def serve(self) -> None:
         """Answers calls until the link ends."""

@@ -306,7 +306,7 @@ class Processes:
         here: list[Result | None] = [None] * len(group)
         if pool is None or job is None or _is_fork:
             return here
-        reading, words = (None, _no_words) if draws is None else (_number_of(draws), draws.words)
+        reading, words = (None, _no_words) if draws is None else (draws.number, draws.words)
         try:
             found = pool.call(job, reading, group, words)
         except Lost as error:
@@ -325,19 +325,6 @@ class Processes:
 
 def _no_words(tag: object) -> np.ndarray:
     raise AssertionError("only a function with random numbers asks for words")
-
-
-_numbers = itertools.count()
-_readings: weakref.WeakKeyDictionary[Draws, int] = weakref.WeakKeyDictionary()
-_readings_lock = threading.Lock()
-
-
-def _number_of(draws: Draws) -> int:
-    """Returns a number for what a reading's functions draw with."""
-    with _readings_lock:
-        if draws not in _readings:
-            _readings[draws] = next(_numbers)
-        return _readings[draws]
 
 
 def job_of(function: tuple[Any, ...], prepare: Callable[[], object]) -> bytes:

@@ -97,8 +97,9 @@ from replicax._data.elements import (
     stack,
     tensors_of,
 )
+from replicax._data.elsewhere import Item
 from replicax._data.files import TFRecordDataset, TFRecordWriter
-from replicax._data.functions import ElementFunction, Item, MapOptions, Results
+from replicax._data.functions import ElementFunction, MapOptions, Results
 from replicax._data.iterators import DatasetIterator, Optional
 from replicax._data.nodes.files import Files
 from replicax._data.nodes.node import Node, node_of

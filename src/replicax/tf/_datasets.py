@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.abc
+import itertools
 import logging
 import math
 import sys
@@ -82,7 +83,10 @@ def _arguments(element: Tree) -> tuple[Tree, ...]:
 class _Draws:
     """The random numbers of one pass over a dataset: the words of each counter, without the element's number."""
 
+    _numbers = itertools.count()
+
     def __init__(self, reading: Reading, seeds: FunctionSeeds):
+        self.number = next(self._numbers)
         reading.begin(seeds)  # here and not in a thread of `map`, since readings come to their memories in order
         self._words = functools.cache(lambda tag: reading.words(seeds, _random_keys.start_of(tag) if tag else None))
 
