@@ -152,9 +152,48 @@ class Client:
         """
         if rpc_layer != "grpc":
             raise ValueError("Only GRPC backend is supported at the moment.")
-        return Client(address, timeout_in_ms)
+        return GrpcClient(address, name, timeout_in_ms)
 
-    def __init__(self, address: str, timeout_in_ms: int = 0):
+    def call(
+        self, method_name: str, args: Sequence[Tree] | None = None, output_specs: Tree = None, timeout_in_ms: int = 0
+    ) -> StatusOrResult:
+        """Calls a function by its name, without waiting for it.
+
+        Args:
+            method_name: the name under which it was registered.
+            args: its arguments: tensors, numbers and structures of them.
+            output_specs: the specs of what it returns, in their structure; None where it returns nothing.
+            timeout_in_ms: how long the call may take; 0 for the client's limit.
+
+        >>> import replicax as rx
+        >>> server = rx.experimental.rpc.Server.create("grpc", "localhost:0")
+        >>> server.register("double", rx.function(lambda x: 2 * x, input_signature=[rx.TensorSpec([])]))
+        >>> server.start()
+        >>> client = rx.experimental.rpc.Client.create("grpc", server.address)
+        >>> client.call("double", args=[3.0], output_specs=rx.TensorSpec([])).get_value().item()
+        6.0
+        >>> server.stop()
+        """
+        raise NotImplementedError("Use Client.create.")
+
+    def list(self) -> list[str]:
+        """Returns the names of the functions that are registered with the server.
+
+        >>> import replicax as rx
+        >>> server = rx.experimental.rpc.Server.create("grpc", "localhost:0")
+        >>> server.register("double", rx.function(lambda x: 2 * x, input_signature=[rx.TensorSpec([])]))
+        >>> server.start()
+        >>> rx.experimental.rpc.Client.create("grpc", server.address).list()
+        ['double']
+        >>> server.stop()
+        """
+        raise NotImplementedError("Use Client.create.")
+
+
+class GrpcClient(Client):
+    """A `Client` over gRPC."""
+
+    def __init__(self, address: str, name: str = "", timeout_in_ms: int = 0):
         if frames.is_tracing():
             raise NotImplementedError("Client creation is supported only in eager mode.")
         self._calls = _Calls(address, timeout_in_ms)
@@ -178,40 +217,12 @@ class Client:
     def call(
         self, method_name: str, args: Sequence[Tree] | None = None, output_specs: Tree = None, timeout_in_ms: int = 0
     ) -> StatusOrResult:
-        """Calls a function by its name, without waiting for it.
-
-        Args:
-            method_name: the name under which it was registered.
-            args: its arguments: tensors, numbers and structures of them.
-            output_specs: the specs of what it returns, in their structure; None where it returns nothing.
-            timeout_in_ms: how long the call may take; 0 for the client's limit.
-
-        >>> import replicax as rx
-        >>> server = rx.experimental.rpc.Server.create("grpc", "localhost:0")
-        >>> server.register("double", rx.function(lambda x: 2 * x, input_signature=[rx.TensorSpec([])]))
-        >>> server.start()
-        >>> client = rx.experimental.rpc.Client.create("grpc", server.address)
-        >>> client.call("double", args=[3.0], output_specs=rx.TensorSpec([])).get_value().item()
-        6.0
-        >>> server.stop()
-        """
-
         def packed(answer: Answer) -> Tree:
             return _packed(answer, output_specs)
 
         return self._calls.start(method_name, leaves(list(args or ())), timeout_in_ms, packed)
 
     def list(self) -> list[str]:
-        """Returns the names of the functions that are registered with the server.
-
-        >>> import replicax as rx
-        >>> server = rx.experimental.rpc.Server.create("grpc", "localhost:0")
-        >>> server.register("double", rx.function(lambda x: 2 * x, input_signature=[rx.TensorSpec([])]))
-        >>> server.start()
-        >>> rx.experimental.rpc.Client.create("grpc", server.address).list()
-        ['double']
-        >>> server.stop()
-        """
         return sorted(self._calls.listed())
 
 

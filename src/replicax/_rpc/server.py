@@ -57,14 +57,7 @@ class Server:
         """
         if rpc_layer != "grpc":
             raise ValueError("Only GRPC backend is supported at the moment.")
-        return Server(address)
-
-    def __init__(self, address: str):
-        if frames.is_tracing():
-            raise NotImplementedError("Please create the server outside tf.function.")
-        self.address = address
-        self._functions: dict[str, _Registered] = {}
-        self._service: Service | None = None
+        return GrpcServer(address)
 
     def register(self, method_name: str, func: Function | ConcreteFunction) -> None:
         """Has clients call a function by a name.
@@ -83,6 +76,40 @@ class Server:
         >>> server = rx.experimental.rpc.Server.create("grpc", "localhost:0")
         >>> server.register("double", rx.function(lambda x: 2 * x, input_signature=[rx.TensorSpec([])]))
         """
+        raise NotImplementedError("Use Server.create.")
+
+    def start(self) -> None:
+        """Begins to listen at the address, and to run functions for clients.
+
+        >>> import replicax as rx
+        >>> server = rx.experimental.rpc.Server.create("grpc", "localhost:0")
+        >>> server.start()
+        >>> server.stop()
+        """
+        raise NotImplementedError("Use Server.create.")
+
+    def stop(self) -> None:
+        """Stops listening. Calls under way end with an error for their clients.
+
+        >>> import replicax as rx
+        >>> server = rx.experimental.rpc.Server.create("grpc", "localhost:0")
+        >>> server.start()
+        >>> server.stop()
+        """
+        raise NotImplementedError("Use Server.create.")
+
+
+class GrpcServer(Server):
+    """A `Server` over gRPC."""
+
+    def __init__(self, address: str):
+        if frames.is_tracing():
+            raise NotImplementedError("Please create the server outside tf.function.")
+        self.address = address
+        self._functions: dict[str, _Registered] = {}
+        self._service: Service | None = None
+
+    def register(self, method_name: str, func: Function | ConcreteFunction) -> None:
         if self._service is not None:
             raise FailedPreconditionError(
                 "All methods must be registered before starting the server. Method registration after starting the "
@@ -94,13 +121,6 @@ class Server:
         self._functions[method_name] = registered
 
     def start(self) -> None:
-        """Begins to listen at the address, and to run functions for clients.
-
-        >>> import replicax as rx
-        >>> server = rx.experimental.rpc.Server.create("grpc", "localhost:0")
-        >>> server.start()
-        >>> server.stop()
-        """
         if self._service is not None:
             raise FailedPreconditionError(f"The server at {self.address} has been started already.")
         functions = self._functions
@@ -112,13 +132,6 @@ class Server:
         weakref.finalize(self, stop.start).atexit = False
 
     def stop(self) -> None:
-        """Stops listening. Calls under way end with an error for their clients.
-
-        >>> import replicax as rx
-        >>> server = rx.experimental.rpc.Server.create("grpc", "localhost:0")
-        >>> server.start()
-        >>> server.stop()
-        """
         if self._service is not None:
             self._service.stop()
 
