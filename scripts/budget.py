@@ -35,6 +35,7 @@ DICTATED_LIMITS = {"class methods": 45, "class lines": 600}
 DICTATED = {
     "replicax._base.specs.TensorShape": "TensorShape",
     "replicax._data.dataset.Dataset": "data.Dataset",
+    "replicax._engine.function.Function": "function",
     "replicax._data.ragged.RaggedTensor": "RaggedTensor",
     "replicax._strategies.extended.StrategyExtended": "distribute.StrategyExtended",
     "replicax._strategies.strategy.Strategy": "distribute.Strategy",
@@ -170,6 +171,7 @@ def record_members() -> dict[str, list[str]]:
     }
     names = {path: set(dir(kind)) for path, kind in classes.items()}
     names["Variable"] |= {*dir(tf.Variable(1.0))}  # `numpy` and the like are in a subclass
+    names["function"] = {*dir(tf.function(abs))}
     names["Tensor"] |= {*dir(tf.constant(1.0))}
     names["operators"] = {name for name in dir(np.ndarray) if name.startswith("__")}
     return {

@@ -564,3 +564,13 @@ def test_module_in_the_oldest_stablehlo_has_the_same_operations():
     (before,), (after,) = (re.findall(rb"StableHLO_v1\.(\d+)\.\d+", artifact) for artifact in (module, older))
     assert int(after) < int(before)
     assert operations(older) == operations(module) != []
+
+
+def test_append_jaxpr_continues_equations_with_those_of_another_jaxpr():
+    before = jax.make_jaxpr(lambda a: a - 1.0)(0.0)
+    after = jax.make_jaxpr(lambda a, b: ((a + b) * 2.0, b))(0.0, 0.0)
+    eqns = list(before.eqns)
+    (first,) = before.jaxpr.invars
+    outputs = jax_internals.append_jaxpr(eqns, after.jaxpr, [first, *before.jaxpr.outvars])
+    whole = jax_internals.part_of_jaxpr(before.jaxpr, eqns, [first], outputs)
+    assert [float(x) for x in jex.jaxpr_as_fun(whole)(3.0)] == [10.0, 2.0]
