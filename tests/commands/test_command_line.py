@@ -55,6 +55,14 @@ def test_a_word_like_no_command_is_answered_by_the_list(capsys):
     assert "There is no option '--workers' here. Options of a command stand after it." in capsys.readouterr().err
 
 
+def test_an_interrupted_command_ends_without_a_traceback(monkeypatch, capsys):
+    def interrupt(command, arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(table.Command, "run", interrupt)
+    assert main(["export"]) == 130 and not capsys.readouterr().err
+
+
 def test_the_version_is_shown(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"replicax {__version__}\n"

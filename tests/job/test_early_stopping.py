@@ -60,6 +60,7 @@ def test_all_workers_stop_together(tmp_path):
         strategy = rx.MultiWorkerMirroredStrategy()
         worker = strategy.cluster_resolver.task_id
         assert [rx.train.agree_to_stop(worker == 1), rx.train.agree_to_stop(False)] == [True, False]
+        assert not rx.train.EarlyStopping().update(0.0 if worker else -0.0)
         early_stopping = rx.train.EarlyStopping(patience=1)
         assert [early_stopping.update(value) for value in (1.0, 2.0)] == [False, True]
         try:

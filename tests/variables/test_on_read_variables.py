@@ -161,6 +161,8 @@ def test_integers(way):
     assert parts(strategy, v) == [2, 2] and v.numpy() == 4 and v.dtype == np.int32
     with pytest.raises(ValueError, match="aggregation=MEAN and a non-floating dtype is not supported"):
         made(mirrored(2), 0, aggregation=A.MEAN)
+    with pytest.raises(ValueError, match="aggregation=MEAN and a non-floating dtype is not supported"):
+        made(mirrored(2), {"sum": 0.0, "count": 0}, aggregation=A.MEAN)
 
 
 @over(at_least=2, copies=True)

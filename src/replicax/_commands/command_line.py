@@ -22,6 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command := find(name):
         try:
             return command.run(others)
+        except KeyboardInterrupt:
+            return 128 + 2
         except BrokenPipeError:  # who reads the output, such as `head`, has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 128 + 13

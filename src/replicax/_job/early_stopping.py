@@ -134,7 +134,7 @@ class EarlyStopping:
                 f"EarlyStopping.update takes a number, got {received(value)}. Reduce a per-replica value first: "
                 "strategy.reduce('SUM', value, axis=None)."
             ) from None
-        values = _exchange("EarlyStopping.update", repr(number))
+        values = _exchange("EarlyStopping.update", repr(number + 0.0))  # which makes 0.0 of -0.0
         if len(set(values)) > 1:
             shown = ", ".join(f"{exchange.name(process)}: {text}" for process, text in enumerate(values))
             raise InvalidArgumentError(

@@ -103,8 +103,10 @@ class DistributedVariable(OfReplicas, DistributedValues):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        kind = self._types[0].dtype if len(self._types) == 1 else None
-        if kind is not None and self._aggregation is VariableAggregation.MEAN and not jnp.issubdtype(kind, jnp.inexact):
+        # A mirrored pytree may have counters, which replicas assign without their mean.
+        types = self._types if len(self._types) == 1 or isinstance(self, SyncOnReadVariable) else []
+        is_mean = self._aggregation is VariableAggregation.MEAN
+        if is_mean and not all(jnp.issubdtype(kind.dtype, jnp.inexact) for kind in types):
             raise ValueError(
                 "creating distributed tf.Variable with aggregation=MEAN and a non-floating dtype is not supported, "
                 "please use a different aggregation or dtype"
