@@ -33,9 +33,9 @@ def _join_nnx() -> None:
 
 
 def _to_html(value: object) -> tuple[str, str] | None:
-    from replicax._placement import html
+    from replicax._placement import visualize
 
-    return html.to_html(value)
+    return visualize.to_html(value)
 
 
 def _benchmark(*arguments: Any) -> Benchmark:

@@ -109,7 +109,7 @@ def test_devices_that_are_alike_share_a_line(alone):
     gpus = [{"name": f"GPU:{i}", "kind": "H100", "platform": "gpu", "memory": 80 << 30} for i in range(8)]
     found = {"platform": "gpu", "devices": gpus, "virtual": {}}
     section = devices.devices(60, python(f"print({json.dumps(found)!r})"))
-    assert section.rows == [("platform", "gpu"), ("GPU:0 to GPU:7", "H100, 80.0 GiB of memory each")]
+    assert section.rows == [("platform", "gpu"), ("GPU:0 to GPU:7", "H100, 80.00 GiB of memory each")]
 
 
 # Versions and extras.
@@ -263,7 +263,7 @@ def test_the_folder_of_compiled_programs_is_measured(alone, tmp_path):
     alone.setenv("REPLICAX_COMPILATION_CACHE", str(tmp_path))
     section = settings.settings()
     assert section.data["compilation cache"] == {"folder": str(tmp_path), "files": 1, "bytes": 3000}
-    assert section.rows[-1] == ("compilation cache", f"{tmp_path}, 2.9 KiB in 1 file")
+    assert section.rows[-1] == ("compilation cache", f"{tmp_path}, 2.93 KiB in 1 file")
 
 
 def test_commands_to_copy_are_not_folded():

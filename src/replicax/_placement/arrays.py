@@ -21,22 +21,22 @@ class Places:
     """The devices of a strategy in order, with names for all devices of all processes."""
 
     mesh: ReplicaMesh | None
-    _names: dict[jax.Device, str] = field(default_factory=dict)
+    names: dict[jax.Device, str] = field(default_factory=dict)
 
     def name(self, device: jax.Device) -> str:
         """Returns a device's short name; with its process in front of it if that is another one."""
-        if not self._names:
+        if not self.names:
             table = _devices.device_table()
-            self._names.update({device: name for name, device in table.items()})
-        if device not in self._names:
+            self.names.update({device: name for name, device in table.items()})
+        if device not in self.names:
             devices = jax.devices(device.platform) if self.mesh is None else list(self.mesh.mesh.devices.flat)
             here = [other for other in devices if other.process_index == jax.process_index()]
             index = [other for other in devices if other.process_index == device.process_index].index(device)
             # Virtual devices have the names there that they have here.
-            name = self._names.get(here[index]) if index < len(here) else None
+            name = self.names.get(here[index]) if index < len(here) else None
             name = name or f"{_devices.short_name(device).partition(':')[0]}:{index}"
-            self._names[device] = f"process {device.process_index} {name}"
-        return self._names[device]
+            self.names[device] = f"process {device.process_index} {name}"
+        return self.names[device]
 
     def of_replica(self, replica: int) -> Sequence[jax.Device]:
         """Returns the devices of one replica."""

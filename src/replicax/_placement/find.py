@@ -106,7 +106,7 @@ def of_variable(variable: Variable, name: str, places: Places) -> list[PlacedArr
     home = storage.home
     if not isinstance(home, OnMesh):
         return [of_array(each, array, places) for each, array in zip(names, storage.stored())]
-    of_mesh = Places(home.mesh, places._names)
+    of_mesh = Places(home.mesh, places.names)
     return [_on_mesh(home, i, each, of_mesh) for i, each in enumerate(names)]
 
 
@@ -177,7 +177,7 @@ def _of_value(value: PerReplica | Mirrored, form: Form, name: str, places: Place
     """Returns the array of a distributed value; of one with components of several dtypes, an array for each."""
     mesh = mesh_of(value)
     if mesh is not None:
-        places = Places(mesh, places._names)
+        places = Places(mesh, places.names)
     if isinstance(form, Replicated) and isinstance(form.array, jax.Array):
         return [of_array(name, form.array, places)]
     if isinstance(form, (Stacked, Padded, Counted)) and isinstance(form.array, jax.Array) and mesh is not None:

@@ -59,8 +59,8 @@ class Step:
 
     def __init__(self, function: Function, args: tuple[Tree, ...], kwargs: dict[str, Tree] | None = None):
         self._function, self.name = function, function._name
-        self._args = tuple(nest.map_structure(_with_values, each) for each in (args, kwargs or {}))
-        program = function._calls.trace(*self._args)
+        self.args = tuple(nest.map_structure(_with_values, each) for each in (args, kwargs or {}))
+        program = function._calls.trace(*self.args)
         if program is None:
             raise PlanError(
                 f"{self.name} cannot be planned: it has no program of its own for these arguments. It loops over a "
@@ -69,9 +69,9 @@ class Step:
                 f"See {doc_pages.page('how-to/planning#what-cannot-be-planned')}."
             )
         self._reads, self.assigns, self.results = program.reads, program.assigns, program.result_specs()
-        self._elements = [read.element for read in program.reads]
+        self.elements = [read.element for read in program.reads]
         self.variables = [v for v in program.level.variables.values() if isinstance(v, Variable)]
-        call = CallSignature(*self._args)
+        call = CallSignature(*self.args)
         meshes = {id(mesh): mesh for mesh in meshes_of(program.level, call, program.reads)}
         if len(meshes) > 1:
             raise PlanError(f"{self.name} cannot be planned: it runs replicas of {len(meshes)} strategies.")
@@ -96,7 +96,7 @@ class Step:
         return _shape_of_part(batch[0], self.mesh)[0] if batch else None
 
     def _batch(self) -> list[Leaf]:
-        leaves = [leaf for leaf in nest.leaves((self._args, self._elements)) if _shape_of_part(leaf, self.mesh)]
+        leaves = [leaf for leaf in nest.leaves((self.args, self.elements)) if _shape_of_part(leaf, self.mesh)]
         return [leaf for leaf in leaves if isinstance(leaf, PerReplica)] or leaves
 
     def parts(self, replicas: int) -> int:
@@ -120,8 +120,8 @@ class Step:
             return _without_contents(shape, dtype)
 
         other = copy.copy(self)
-        other._args = tuple(nest.map_structure(resize, each) for each in self._args)
-        other._elements = [nest.map_structure(resize, element) for element in self._elements]
+        other.args = tuple(nest.map_structure(resize, each) for each in self.args)
+        other.elements = [nest.map_structure(resize, element) for element in self.elements]
         return other
 
     def lowered(self, topology: Topology) -> Lowered:
@@ -146,8 +146,8 @@ class Step:
         def planned(leaf: Leaf) -> Leaf:
             return _planned(leaf, self.mesh, was_alone)
 
-        call = _PlannedCall(*(nest.map_structure(planned, each) for each in self._args))
-        elements = [nest.map_structure(planned, element) for element in self._elements]
+        call = _PlannedCall(*(nest.map_structure(planned, each) for each in self.args))
+        elements = [nest.map_structure(planned, element) for element in self.elements]
         queue = [
             (DatasetRead(iterator, call.iterators, element), element)
             for read, element in zip(self._reads, elements)

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from replicax._commands.info.section import Section, readable_bytes
+from replicax._base import quantities
+from replicax._commands.info.section import Section
 from replicax._launch._environment import visible_gpus
 
 PROBE = (sys.executable, "-m", "replicax._commands.info.device_probe")
@@ -63,7 +64,7 @@ def _rows(found: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     return [
         (
             names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}",
-            kind + (f", {readable_bytes(memory)} of memory each" if memory else ""),
+            kind + (f", {quantities.size(memory)} of memory each" if memory else ""),
         )
         for (_, kind, memory), names in alike.items()
     ]

@@ -8,11 +8,11 @@ import warnings
 from pathlib import Path
 
 import replicax
-from replicax._base import environment_variables
+from replicax._base import environment_variables, quantities
 from replicax._base.commands import front_ends
 from replicax._base.environment_variables import VARIABLES
 from replicax._base.errors import JobError
-from replicax._commands.info.section import Section, readable_bytes
+from replicax._commands.info.section import Section
 from replicax._transport import secret
 
 # Variables of others that change how replicax's programs run.
@@ -79,7 +79,7 @@ def _add_cache(section: Section) -> None:
 
 def _content(folder: Path) -> str:
     count, size = _size(folder)
-    return f"{readable_bytes(size)} in {count} file{'s' * (count != 1)}"
+    return f"{quantities.size(size)} in {count} file{'s' * (count != 1)}"
 
 
 def _size(folder: Path) -> tuple[int, int]:

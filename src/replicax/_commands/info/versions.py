@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import replicax
-from replicax._base import doc_pages
-from replicax._commands.info.section import Section, readable_bytes
+from replicax._base import doc_pages, quantities
+from replicax._commands.info.section import Section
 
 # Shown where they are installed. JAX's plugins are named after the version of CUDA or ROCm.
 _ACCELERATORS = re.compile(r"jax-(cuda\d+|rocm\d+)-(plugin|pjrt)|libtpu")
@@ -83,7 +83,7 @@ def versions() -> Section:
 
 def _memory() -> str:
     with contextlib.suppress(ValueError, OSError, AttributeError):
-        return f"{readable_bytes(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))} of memory"
+        return f"{quantities.size(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))} of memory"
     return ""
 
 
