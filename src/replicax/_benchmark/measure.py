@@ -24,7 +24,7 @@ from replicax._data.dataset import Dataset
 from replicax._data.iterators import ElementIterator, pull, push_back
 from replicax._engine import function as _function
 from replicax._engine import modes
-from replicax._engine.function import Function
+from replicax._engine.function import Function, calls_of, program_of
 from replicax._engine.signature import CallSignature
 from replicax._input.distributed_dataset import DistributedDataset, for_this_process
 from replicax._input.iterator import DistributedIterator
@@ -49,9 +49,11 @@ def benchmark(strategy: Strategy, step: Callable[..., Tree], batch: Tree, rounds
     if not callable(step):
         raise TypeError(f"A benchmark is of a function, the step; got {received(step)}.")
     function: Function = step if isinstance(step, Function) else _function.function(step)
+    calls = calls_of(function)
+    name = calls.code.name
     if function.steps_per_call > 1:
         raise ValueError(
-            f"A call of {function._name} takes {function.steps_per_call} steps, and a benchmark is of one. Give it the "
+            f"A call of {name} takes {function.steps_per_call} steps, and a benchmark is of one. Give it the "
             "function without `steps_per_call`."
         )
     with contextlib.closing(_Feed(strategy, batch)) as feed:
@@ -59,20 +61,20 @@ def benchmark(strategy: Strategy, step: Callable[..., Tree], batch: Tree, rounds
         feed.unused()
         if program.takes != feed.gives:
             raise ValueError(
-                f"{function._name} takes {program.takes} elements a call from iterators itself, of which a benchmark "
+                f"{name} takes {program.takes} elements a call from iterators itself, of which a benchmark "
                 f"has {feed.gives} to give. Let it take one, and pass its iterator as an argument: benchmark(step, "
                 "(iterator,))."
             )
         sizes = {mesh.size for mesh in program.level.meshes}
         if sizes and strategy.num_replicas_in_sync not in sizes:
             raise ValueError(
-                f"{function._name} runs {max(sizes)} replicas of another strategy, and {strategy!r} has "
+                f"{name} runs {max(sizes)} replicas of another strategy, and {strategy!r} has "
                 f"{strategy.num_replicas_in_sync}. Call `benchmark` of the strategy that the step is written for."
             )
-        with program.variables_kept() as restore, function._calls.without_step_hint():
+        with program.variables_kept() as restore, calls.without_step_hint():
             measured = _measured(program, feed, restore, rounds, steps)
     return Benchmark(
-        step=function._name,
+        step=name,
         strategy=type(strategy).__name__,
         replicas=strategy.num_replicas_in_sync,
         devices=program.devices(),
@@ -151,9 +153,9 @@ class _Program:
 
     def __init__(self, function: Function, args: tuple[Tree, ...]):
         self.function = function
-        program, call = function._program(args, {})
+        program, call = program_of(function, args, {})
         self._program, self.level, self.takes = program, program.level, len(program.reads)
-        self._entries = function._programs.entries[call.key]
+        self._entries = calls_of(function).programs.entries[call.key]
         self._compiled = program.lower(call).compile()
         self.collectives = hlo.collectives(self._compiled.as_text() or "")
         self.left: list[hlo.Collective] = []  # those that remain without communication

@@ -284,6 +284,16 @@ class Function:
         return self._calls.find(args, kwargs)
 
 
+def calls_of(function: Function) -> Calls:
+    """Return what runs the calls of a function, for tools that look into it."""
+    return function._calls
+
+
+def program_of(function: Function, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> tuple[Program, CallSignature]:
+    """Return the program for these arguments and the next elements of iterators, and the call; pull nothing."""
+    return function._program(args, kwargs)
+
+
 def concrete_of(function: Function, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> ConcreteFunction:
     """Return a function for arguments of one kind, see `Function.get_concrete_function`."""
     calls = function._calls

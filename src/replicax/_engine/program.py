@@ -90,8 +90,8 @@ class Program:
         self.label = f"{self.name}({in_flight.shapes((x.dtype, x.shape) for x in inputs)})"
         self.plan: object = None
         # Runs it, where variables lie in other processes.
-        self._runner = next((run for v in level.variables.values() if (run := v._storage.runner) is not None), None)
-        if optimizes and not self.jaxpr.effects and not level.local and self._runner is None:
+        self.runner = next((run for v in level.variables.values() if (run := v._storage.runner) is not None), None)
+        if optimizes and not self.jaxpr.effects and not level.local and self.runner is None:
             share_vectors(level, self.jaxpr, spares_arrays=platform == "cpu" and not self._is_spread)
         self._compile()
 
@@ -122,7 +122,7 @@ class Program:
     def is_repeatable(self) -> bool:
         """Whether it can be part of a program of several steps."""
         # What it prints or asserts is to come out after each step.
-        alone = self.level.local or self._runner is not None
+        alone = self.level.local or self.runner is not None
         return not self.jaxpr.effects and not alone and self.results.stackable
 
     def result_specs(self) -> Tree:
@@ -141,8 +141,8 @@ class Program:
         With more than one of `steps` it is the program of so many, and the elements are those of all of them (see
         `_engine.multi_step`).
         """
-        if self._runner is not None and not taped:
-            return self._runner(self, call, pulled)
+        if self.runner is not None and not taped:
+            return self.runner(self, call, pulled)
         if looks_for_nans() and not self._checks and not taped:
             with jax.debug_nans(False):  # JAX would name neither the operation nor the line
                 return self._checking().run(call, pulled, taped, steps)

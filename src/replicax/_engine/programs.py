@@ -236,12 +236,13 @@ class Calls:
         steps: how many steps a call takes.
 
     Attributes:
+        code: the function's Python code.
         programs: the programs of the function.
         step_hint: counts and measures calls until it is decided whether to print the hint; None from then on.
     """
 
     def __init__(self, code: PythonCode, compiled_only: bool, steps: int):
-        self._code, self.compiled_only, self.steps = code, compiled_only, steps
+        self.code, self.compiled_only, self.steps = code, compiled_only, steps
         self.programs = Programs(code, code.autograph and not compiled_only, steps)
         self.step_hint = step_hints.StepHint() if steps == 1 else None
 
@@ -249,28 +250,28 @@ class Calls:
         """Run a call."""
         taped = not jax_internals.is_eager(jax_internals.current_trace())  # by a tape, or traced by a `jax.jit`
         if modes.functions_run_eagerly():
-            with self._code.entered(inside=True):
-                return self._repeated(lambda: self._code.call_eagerly(args, kwargs))
+            with self.code.entered(inside=True):
+                return self._repeated(lambda: self.code.call_eagerly(args, kwargs))
         if taped and frames.is_tracing():
-            return self._repeated(lambda: self._code.call(args, kwargs))
+            return self._repeated(lambda: self.code.call(args, kwargs))
         self.programs.log.calls += 1
         call = CallSignature(args, kwargs)
         call.counts = True
         if self.steps == 1 and self._is_host_driven(call):
-            return self._code.run(args, kwargs, host=True)
+            return self.code.run(args, kwargs, host=True)
         run = self._run_step if self.steps == 1 else self._run_several
         hint = self.step_hint
         if hint is not None:
             hint.calls += 1
             if hint.calls > step_hints.FIRST and not taped and profiling.active is None:
-                owner = current.driven or self._code
+                owner = current.driven or self.code
                 try:
-                    return hint.run(owner, owner is not self._code, call, lambda: run(call, taped))
+                    return hint.run(owner, owner is not self.code, call, lambda: run(call, taped))
                 finally:
                     if hint.decided:
                         self.step_hint = None
         if profiling.active is not None:
-            with profiling.step(self._code.name, self.programs.log.calls - 1):
+            with profiling.step(self.code.name, self.programs.log.calls - 1):
                 return run(call, taped)
         return run(call, taped)
 
@@ -293,7 +294,7 @@ class Calls:
     def _run_step(self, call: CallSignature, taped: bool) -> Tree:
         """Run one step: its program, or eagerly."""
         if call.ragged:
-            return self._code.run(call.args, call.kwargs, host=False)
+            return self.code.run(call.args, call.kwargs, host=False)
         entries = self.programs.entries.get(call.key)
         if entries and not entries[0].reads:
             return entries[0].run(call, (), taped)
@@ -306,7 +307,7 @@ class Calls:
             try:
                 entry, pulled = self.programs.find(call, turn)
             except modes.CreatesVariables:  # in this function's turn, so that other threads find the variables
-                result = self._code.run(call.args, call.kwargs, host=False)
+                result = self.code.run(call.args, call.kwargs, host=False)
                 self.programs.make_after_creation(call)
                 return result
             except StopIteration:
@@ -321,9 +322,9 @@ class Calls:
         if entry is not None:
             return entry.run(call, pulled, not jax_internals.is_eager(jax_internals.current_trace()))
         if host:
-            return self._code.run(call.args, call.kwargs, host=True)
+            return self.code.run(call.args, call.kwargs, host=True)
         with self.programs.uneven.explained(call):
-            return self._code.run(call.args, call.kwargs, host=False)
+            return self.code.run(call.args, call.kwargs, host=False)
 
     def _run_several(self, call: CallSignature, taped: bool) -> Tree:
         """Run the steps of one call: in one program where it can be, and one by one elsewhere."""
@@ -335,7 +336,7 @@ class Calls:
 
         def step() -> Tree:
             if self._is_host_driven(call):
-                return self._code.run(call.args, call.kwargs, host=True)
+                return self.code.run(call.args, call.kwargs, host=True)
             return self._run_step(call, taped)
 
         return self._repeated(step, lambda: multi_step.has_more(self.programs.entries.get(call.key), call.iterators))
@@ -359,7 +360,7 @@ class Calls:
             entry, elements = self.programs.entries[call.key][0], []
         except Abort as abort:
             raise RuntimeError(
-                f"{shown(self._code.function)} has no program of its own for these arguments: it makes variables on "
+                f"{shown(self.code.function)} has no program of its own for these arguments: it makes variables on "
                 "its first call (call it once before), loops over a distributed dataset, or takes a batch of "
                 "uneven parts in a way that cannot be compiled."
             ) from abort

@@ -23,6 +23,7 @@ from replicax._report.placement_data import Index, Part, PlacedArray
 from replicax._values import Mirrored, PerReplica, global_array, mesh_of, padded_form
 from replicax._values.forms import Counted, Form, Padded, Replicated, Stacked
 from replicax._variables.homes import OnMesh, PartsHome, StackedHome
+from replicax._variables.inspection import leaves_of, storage_of
 from replicax._variables.variable import Variable
 
 
@@ -98,9 +99,9 @@ def _variables_of(node: Any) -> dict[str, Tree] | None:
 
 def of_variable(variable: Variable, name: str, places: Places) -> list[PlacedArray]:
     """Returns the arrays of a variable, each with its path in the variable's pytree behind the name."""
-    storage, types = variable._storage, variable._types
-    paths = tree_flatten_with_path(variable._treedef.unflatten(types))[0]
-    names = ["/".join(part for part in (name, keystr(keys, simple=True, separator="/")) if part) for keys, _ in paths]
+    storage = storage_of(variable)
+    paths = (keystr(keys, simple=True, separator="/") for keys, _ in leaves_of(variable))
+    names = ["/".join(part for part in (name, path) if part) for path in paths]
     if isinstance(storage, ServedStorage):
         return [array for each, place in zip(names, storage.places) for array in _served(each, place)]
     home = storage.home

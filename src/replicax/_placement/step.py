@@ -16,7 +16,7 @@ from replicax._base.types import Tree
 from replicax._benchmark import hlo_collectives
 from replicax._engine import modes
 from replicax._engine.argument_layout import meshes_of
-from replicax._engine.function import Function, function, is_function
+from replicax._engine.function import Function, calls_of, function, is_function, program_of
 from replicax._engine.program import Program
 from replicax._engine.signature import CallSignature
 from replicax._placement.arrays import Places
@@ -86,21 +86,22 @@ def show(step: Callable[..., Tree], *args: Tree, **kwargs: Tree) -> Placement:
     """
     _check(step)
     compiled: Function = step if is_function(step) else function(step)
-    program, call = compiled._program(args, kwargs)
-    if program._runner is not None:
+    program, call = program_of(compiled, args, kwargs)
+    name = calls_of(compiled).code.name
+    if program.runner is not None:
         raise InvalidArgumentError(
-            f"{compiled._name} uses variables on parameter servers: a worker and the servers each run a part of it, "
+            f"{name} uses variables on parameter servers: a worker and the servers each run a part of it, "
             "and no single program computes it. `strategy.visualize(variable)` shows on which servers a variable lies."
         )
     meshes = meshes_of(program.level, call, program.reads)
     strategy = _strategy_of(program)
-    places = Places(meshes[0] if meshes else strategy.extended._mesh)
+    places = Places(meshes[0] if meshes else context.mesh_of(strategy))
     arrays = _arrays(compiled, program, call, places)
     executable = program.lower(call).compile()
     text = executable.as_text() or ""
     devices = _devices_of(executable, places)
     return Placement(
-        f"{compiled._name}, {_title(strategy, places, len(devices))}",
+        f"{name}, {_title(strategy, places, len(devices))}",
         places.with_others(arrays),
         tuple(arrays),
         _collectives(text, [places.name(device) for device in devices]),
@@ -138,7 +139,7 @@ def _arrays(compiled: Function, program: Program, call: CallSignature, places: P
 def _names(compiled: Function, call: CallSignature) -> dict[str, Tree]:
     """Returns the arguments of a call by the names of the step's parameters."""
     try:
-        bound = compiled._signature.bind(*call.args, **call.kwargs)
+        bound = inspect.signature(compiled.python_function).bind(*call.args, **call.kwargs)
     except TypeError:  # tracing has taken them: what the signature says is not what the function is
         return {**{f"argument {i}": value for i, value in enumerate(call.args)}, **call.kwargs}
     found: dict[str, Tree] = {}
@@ -162,7 +163,7 @@ def _distinct(arrays: list[PlacedArray]) -> list[PlacedArray]:
 
 def _strategy_of(program: Program) -> context.StrategyLike:
     """Returns the strategy of a program's variables; the current one if it has none."""
-    of_variables = (v._strategy for v in program.level.variables.values() if isinstance(v, Variable))
+    of_variables = (v.distribute_strategy for v in program.level.variables.values() if isinstance(v, Variable))
     return next((each for each in of_variables if each is not None), None) or context.get_strategy()
 
 

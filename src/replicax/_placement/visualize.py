@@ -23,7 +23,7 @@ _MOST = 12  # arrays in a picture
 def visualize(strategy: StrategyLike, value: Tree) -> Placement:
     """Implements `Strategy.visualize`."""
     context.require_cross_replica(strategy)
-    mesh = strategy.extended._mesh
+    mesh = context.mesh_of(strategy)
     places = Places(mesh)
     with frames.lock:
         arrays = checked(arrays_in(value, places), value)
@@ -39,7 +39,7 @@ def to_html(value: object) -> tuple[str, str] | None:
     """Return HTML of a value, and a text without numbers if the value is large; None if it is not placed yet."""
     if isinstance(value, Variable):
         strategy = value.distribute_strategy
-        mesh = None if strategy is None else strategy.extended._mesh
+        mesh = None if strategy is None else context.mesh_of(strategy)
         title = f"{type(value).__name__} {value.name}"
     elif isinstance(value, PerReplica | Mirrored):
         mesh, title = mesh_of(value), type(value).__name__

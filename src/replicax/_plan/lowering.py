@@ -7,14 +7,13 @@ in place of arrays, and the result is exported. No device and no value takes par
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.tree_util import keystr, tree_flatten_with_path
+from jax.tree_util import keystr
 from jax.typing import DTypeLike
 
 from replicax._base import array_conversion, doc_pages, nest
@@ -23,7 +22,7 @@ from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import Leaf, Tree
 from replicax._collectives.sharding import cut_axis
 from replicax._engine.argument_layout import meshes_of
-from replicax._engine.function import Function
+from replicax._engine.function import Function, calls_of
 from replicax._engine.program import Program
 from replicax._engine.signature import ArgumentKey, CallSignature
 from replicax._engine.trace_function import Tracing
@@ -34,9 +33,10 @@ from replicax._plan.report import Inputs
 from replicax._tracing import context, frames
 from replicax._tracing.dataset_reads import DatasetRead, array_of
 from replicax._values import Mirrored, PerReplica, ReplicaMesh, is_array, mesh_of, of_array, padded_form
-from replicax._variables import variable as variables
+from replicax._variables.inspection import abstract_storages, leaves_of, storage_of
+from replicax._variables.inspection import mesh_of as mesh_of_variable
 from replicax._variables.storage import CentralStorage
-from replicax._variables.variable import Variable
+from replicax._variables.variable import Variable, living
 
 
 class Step:
@@ -58,9 +58,10 @@ class Step:
     """
 
     def __init__(self, function: Function, args: tuple[Tree, ...], kwargs: dict[str, Tree] | None = None):
-        self._function, self.name = function, function._name
+        self._calls = calls_of(function)
+        self.name = self._calls.code.name
         self.args = tuple(nest.map_structure(_with_values, each) for each in (args, kwargs or {}))
-        program = function._calls.trace(*self.args)
+        program = self._calls.trace(*self.args)
         if program is None:
             raise PlanError(
                 f"{self.name} cannot be planned: it has no program of its own for these arguments. It loops over a "
@@ -76,8 +77,8 @@ class Step:
         if len(meshes) > 1:
             raise PlanError(f"{self.name} cannot be planned: it runs replicas of {len(meshes)} strategies.")
         self.mesh = next(iter(meshes.values()), None)
-        unknown = [v for v in self.variables if isinstance(v._storage, CentralStorage)]
-        if unknown or program._runner is not None or (self.mesh is not None and not self.mesh.all_local):
+        unknown = [v for v in self.variables if isinstance(storage_of(v), CentralStorage)]
+        if unknown or program.runner is not None or (self.mesh is not None and not self.mesh.all_local):
             raise PlanError(
                 f"{self.name} cannot be planned: its strategy has to keep the variables with the replicas, in this "
                 "process, as MirroredStrategy does. ParameterServerStrategy, CentralStorageStrategy and jobs of "
@@ -131,7 +132,7 @@ class Step:
             PlanError: the devices cannot be divided among the replicas.
         """
         if self.mesh is None:
-            with frames.lock, _abstract_variables():
+            with frames.lock, abstract_storages():
                 return self._exported(topology)
         if topology.size % self.mesh.logical_size:
             raise PlanError(
@@ -139,7 +140,7 @@ class Step:
                 f"{self.mesh.logical_size} devices each."
             )
         was_alone = self.mesh.size == 1
-        with frames.lock, self.mesh.standing_for(topology.platform, topology.size), _abstract_variables():
+        with frames.lock, self.mesh.standing_for(topology.platform, topology.size), abstract_storages():
             return self._exported(topology, was_alone)
 
     def _exported(self, topology: Topology, was_alone: bool = False) -> Lowered:
@@ -154,8 +155,8 @@ class Step:
             if (iterator := read.source(call.iterators)) is not None
         ]
         tracing = _Planning(call, queue, lambda: False)
-        with self._function._code.entered():
-            jaxpr = tracing.run(self._function._code)
+        with self._calls.code.entered():
+            jaxpr = tracing.run(self._calls.code)
         program = Program(self.name, tracing.level, jaxpr, call, tracing.reads, tracing.results)
         groups = program.arguments(call)
         tracing.close()
@@ -195,20 +196,6 @@ class _Planning(Tracing):
         self._queue.clear()
 
 
-@contextlib.contextmanager
-def _abstract_variables() -> Iterator[None]:
-    """Returns a context in which all variables have shapes in place of arrays."""
-    before = [(each, each._storage) for each, _ in variables.living if "_storage" in vars(each)]
-    try:
-        for each, storage in before:
-            if not isinstance(storage, CentralStorage):
-                each._storage = each._abstract_storage()
-        yield
-    finally:
-        for each, storage in before:
-            each._storage = storage
-
-
 def _with_values(leaf: Leaf) -> Leaf:
     """Returns an argument of the step for a leaf of the batch: specs become values without contents."""
     if isinstance(leaf, DistributedDataset):
@@ -239,7 +226,8 @@ def _without_contents(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
 
 def _mesh_of_specs() -> ReplicaMesh:
     """Returns the mesh of the current strategy or, outside of any scope, of the only strategy that has variables."""
-    found = {id(each._mesh): each._mesh for each, _ in variables.living if each._mesh is not None}
+    meshes = (mesh_of_variable(each) for each, _ in living)
+    found = {id(mesh): mesh for mesh in meshes if mesh is not None}
     if context.has_strategy():
         current = getattr(context.get_strategy().extended, "_mesh", None)
         found = {} if current is None else {id(current): current}
@@ -292,8 +280,8 @@ def _inputs(program: Program, batch: Sequence[Leaf], replicas: int) -> Inputs:
     sizes, wholes = {True: 0, False: 0}, list[_Whole]()
     for variable in program.level.variables.values():
         assert isinstance(variable, Variable)
-        storage, names = variable._storage, _names_of(variable)
-        for kind, sharding, name in zip(storage.home.leaf_types(False), storage.home.shardings(), names):
+        home, names = storage_of(variable).home, _names_of(variable)
+        for kind, sharding, name in zip(home.leaf_types(False), home.shardings(), names):
             size = bytes_on_device(kind, sharding)
             sizes[variable.trainable] += size
             whole = sharding is not None and sharding.is_fully_replicated
@@ -325,5 +313,4 @@ def _with_state(wholes: Sequence[_Whole]) -> dict[str, int]:
 def _names_of(variable: Variable) -> list[str]:
     """Returns the names of a variable's arrays: its own, with the path in its pytree, dtype and shape."""
     name = variable.name.removesuffix(":0")
-    paths = tree_flatten_with_path(variable._treedef.unflatten(variable._types))[0]
-    return [f"{name}{keystr(path)} {kind.dtype}{list(kind.shape)}" for path, kind in paths]
+    return [f"{name}{keystr(path)} {kind.dtype}{list(kind.shape)}" for path, kind in leaves_of(variable)]

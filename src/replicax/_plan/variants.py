@@ -22,6 +22,7 @@ from replicax._report.columns import Row, columns
 from replicax._strategies.replicated import MirroringExtended
 from replicax._tracing import frames
 from replicax._tracing.context import StrategyLike
+from replicax._variables.inspection import mesh_of
 
 AS_IT_IS = "as it is"
 # The values of `shard_optimizer_state` and `shard_variables`.
@@ -118,7 +119,7 @@ def _strategy_of(step: Step | JitStep) -> MirroringExtended:
     """Return the extended methods of the strategy of a step's variables."""
     strategies: list[StrategyLike | None] = []
     if isinstance(step, Step) and step.mesh is not None:
-        strategies = [variable._strategy for variable in step.variables if variable._mesh is step.mesh]
+        strategies = [variable.distribute_strategy for variable in step.variables if mesh_of(variable) is step.mesh]
     extended = strategies[0].extended if strategies and strategies[0] is not None else None
     if not isinstance(extended, MirroringExtended):
         raise PlanError(

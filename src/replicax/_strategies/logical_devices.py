@@ -199,7 +199,7 @@ def lay_out(mesh: ReplicaMesh | None, tensor: Leaf, layout: PartitionSpec) -> Le
     if mesh is None:  # of a strategy whose devices JAX picks
         return tensor if isinstance(tensor, (Variable, PerReplica, Mirrored)) else array_conversion.as_array(tensor)
     replica_context = context.get_replica_context()
-    in_replica = replica_context is not None and replica_context.strategy.extended._mesh is mesh
+    in_replica = replica_context is not None and context.mesh_of(replica_context.strategy) is mesh
     if isinstance(tensor, MirroredVariable) and tensor._mesh is mesh and not in_replica:
         if not frames.is_tracing():
             storage = tensor._storage

@@ -30,6 +30,11 @@ from replicax._tracing.strategy_like import StrategyLike as StrategyLike
 from replicax._values import DistributedValues, PartRows, is_array, warn_of_mean
 
 
+def mesh_of(strategy: StrategyLike) -> ReplicaMesh | None:
+    """Return the mesh of a strategy's replicas; None if it has none."""
+    return strategy.extended._mesh
+
+
 class ReplicaContext:
     """What the function given to `Strategy.run` can ask and do: who it is, and how to meet the other replicas.
 
