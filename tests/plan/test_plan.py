@@ -187,7 +187,7 @@ def test_variables_are_sharded_over_the_planned_replicas(replicas, abstract):
     # Of nine the other dimension of one can be divided, and both of another.
     of_nine = 4 * 64 + 4 * (64 * 96 + 0) + 4 * (99 * 1024 + 81 * 81) // 9
     assert lowered(step, topology=9).inputs.state == of_nine
-    assert (w._storage.is_cut, w._storage.home.mesh.size) == (replicas == 2, replicas)  # as before
+    assert (w._storage.home.is_cut, w._storage.home.mesh.size) == (replicas == 2, replicas)  # as before
 
 
 OWN = {"synchronization": rx.VariableSynchronization.ON_READ, "aggregation": rx.VariableAggregation.MEAN}

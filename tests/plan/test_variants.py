@@ -86,7 +86,7 @@ def test_each_variant_is_the_program_with_these_options(programs, options, repli
     assert marked == ["shard_variables", "both"] if as_it_is == "shard_variables" else [as_it_is]
     assert [plan.needed for plan in plans] == [found[as_it_is][size].needed for size in (8, 4)]
     # The program goes on as it is.
-    assert optimizer.state is state and model[0]._storage.is_cut == ("shard_variables" in options and replicas > 1)
+    assert optimizer.state is state and model[0]._storage.home.is_cut == ("shard_variables" in options and replicas > 1)
     before = model[1].numpy()
     step()
     assert np.all(model[1].numpy() < before)
