@@ -298,10 +298,9 @@ class SyncOnReadVariable(DistributedVariable):
 
     def _update_total(self, method: str, leaves: Leaves) -> Leaves:
         """Update and return the variable's value, as if there were one replica."""
-        frame = frames.frame()
         with frames.lock:
             new = combine(method, self._aggregate_now(), leaves)
-            rows = [frame.in_form(self._storage, leaf, i) for i, leaf in enumerate(new)]
+            rows = [frames.frame().in_form(self._storage, leaf, i) for i, leaf in enumerate(new)]
             if self._aggregation is VariableAggregation.SUM:  # the first replica has all of it
                 rows = [leaf.at[1:].set(0) for leaf in rows]
             self._put(rows)

@@ -278,9 +278,8 @@ def make_csv_dataset(
     Raises:
         ValueError: no file, or no such column.
     """
-    files = _matching(file_pattern)
+    files, kind = _matching(file_pattern), record_compression(compression_type)
     form = _Format([], field_delim, use_quote_delim, na_value, None)
-    kind = record_compression(compression_type)
 
     def head(name: str, count: int | None) -> list[list[str]]:
         with io.TextIOWrapper(opened(name, kind), *_CODE, newline="") as file:
@@ -292,22 +291,17 @@ def make_csv_dataset(
         if (column_names := next(iter(head(files[0], 1)), None)) is None:
             raise InvalidArgumentError(f"Failed when reading the header line of {files[0]}. Is it an empty file?")
     names = list(column_names)
-    chosen = range(len(names))
-    if select_columns is not None:
-        for column in select_columns:
-            if column not in names and not isinstance(column, int):
-                raise ValueError(f"`select_columns` has {column!r}, which is none of the columns: {names}.")
-        chosen = sorted(names.index(c) if isinstance(c, str) else int(c) for c in select_columns)  # type: ignore
+    chosen = range(len(names)) if select_columns is None else _select_columns(select_columns, names)
     if column_defaults is None:
         count = None if num_rows_for_inference is None else num_rows_for_inference + header
-        rows = [row for name in files for row in head(name, count)[int(header) :] if row]
-        sample = _check_lengths(rows, len(names))
+        rows = (row for name in files for row in head(name, count)[int(header) :])
+        sample = _check_lengths(list(filter(None, rows)), len(names))
         kinds = [max((_kind_of(row[i]) for row in sample if row[i] not in ("", na_value)), default=0) for i in chosen]
         column_defaults = [[b""] if k == 4 else np.zeros(1, _KINDS[k]) for k in kinds]
     elif select_columns is not None and len(column_defaults) == len(names) != len(chosen):
         column_defaults = [column_defaults[i] for i in chosen]
     own = [names[i] for i in chosen]
-    if label_name is not None and label_name not in own:
+    if label_name not in (None, *own):
         raise ValueError(f"`label_name` provided must be one of the columns: {own}. Received: {label_name}.")
     lines: Dataset = CsvDataset(
         files, column_defaults, compression_type, header=header, field_delim=field_delim,
@@ -321,6 +315,14 @@ def make_csv_dataset(
         return features if label_name is None else (features, features.pop(label_name))
 
     return batches.map(named).prefetch(1)
+
+
+def _select_columns(columns: Sequence[str | int], names: Sequence[str]) -> Sequence[int]:
+    """Return the sorted numbers of columns that are given by name or number."""
+    for column in columns:
+        if column not in names and not isinstance(column, int):
+            raise ValueError(f"`select_columns` has {column!r}, which is none of the columns: {names}.")
+    return sorted(names.index(column) if isinstance(column, str) else int(column) for column in columns)
 
 
 def _check_lengths(rows: list[list[str]], expected: int) -> list[list[str]]:
