@@ -371,6 +371,16 @@ def test_parts_of_a_jaxpr_and_shard_map_again():
     assert float(number) == 15.0
 
 
+def test_jaxprs_are_put_together():
+    first = jax.make_jaxpr(lambda x, y: (x * 2, y, 3.0))(1.0, 1.0)
+    second = jax.make_jaxpr(lambda x, y, z: (x + y * z, x))(1.0, 1.0, 1.0)
+    eqns = []
+    results = jax_internals.append_jaxpr(eqns, first.jaxpr, first.jaxpr.invars)
+    results = jax_internals.append_jaxpr(eqns, second.jaxpr, results)
+    both = jax_internals.part_of_jaxpr(first.jaxpr, eqns, first.jaxpr.invars, results)
+    assert [float(x) for x in jex.jaxpr_as_fun(both)(5.0, 7.0)] == [5.0 * 2 + 7.0 * 3, 5.0 * 2]
+
+
 def test_untraced_code_inside_of_shard_map_may_call_shard_map():
     mesh = jax.sharding.Mesh(DEVICES[:2], "x")
     split = jax.sharding.PartitionSpec("x")

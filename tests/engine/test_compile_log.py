@@ -10,14 +10,14 @@ import pytest
 from strategies import mirrored
 
 import replicax as rx
-from replicax._engine import compile_log
+from replicax._engine import program
 from replicax._job import state
 
 
 @pytest.fixture
 def told(capfd, monkeypatch):
     """The lines since the last time, without the seconds; every compile is told."""
-    monkeypatch.setattr(compile_log, "_limit", 0.0)
+    monkeypatch.setattr(program, "_limit", 0.0)
 
     def lines():
         return [re.sub(r"in \d+\.\d s", "in _ s", line) for line in capfd.readouterr().err.splitlines()]

@@ -20,7 +20,7 @@ from strategies import mirrored, one_device
 
 import replicax as rx
 from replicax._passes import vectorize
-from replicax._variables import packed_storage, vector_homes
+from replicax._variables import homes, packed_storage, vector_homes
 
 SHAPES = [(3, 2), (4,), (2, 2), (1,), (5,), (1, 3)]
 
@@ -529,12 +529,12 @@ def test_reading_different_variables_compiles_no_new_program():
 
     step()
     step()
-    before = vector_homes._copied._cache_size()
+    before = homes._copied._cache_size()
     for chosen in range(8):
         kept = [variable.value() for variable in variables[: chosen + 1]]
         step()
         assert len(kept) == chosen + 1
-    assert vector_homes._copied._cache_size() - before <= 2  # one array, and all of them
+    assert homes._copied._cache_size() - before <= 2  # one array, and all of them
 
 
 def test_shallow_copies_are_the_variable_and_pickles_have_its_value(packed):

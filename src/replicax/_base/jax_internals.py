@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -212,32 +213,19 @@ def part_of_jaxpr(
     eqns: Iterable[jex.JaxprEqn],
     inputs: Iterable[jex.Var],
     outputs: Iterable[Atom],
-    constants: Iterable[tuple[jex.Var, Any]] = (),
+    constants: Mapping[jex.Var, Any] = types.MappingProxyType({}),
 ) -> jex.ClosedJaxpr:
-    """Return equations as a jaxpr of these inputs and constants, with the effects of the given one.
-
-    JAX documents how jaxprs are read, not how they are made.
-    """
-    constvars, consts = [var for var, _ in constants], [const for _, const in constants]
-    made = jaxpr.replace(
-        constvars=constvars,
-        invars=list(inputs),
-        outvars=list(outputs),
-        eqns=list(eqns),
-        debug_info=jaxpr.debug_info.with_unknown_names(),
-    )
-    return jex.ClosedJaxpr(made, consts)
+    """Return equations as a jaxpr, with the effects of `jaxpr`. JAX documents how jaxprs are read, not made."""
+    lists = {"constvars": list(constants), "invars": list(inputs), "outvars": list(outputs), "eqns": list(eqns)}
+    made = jaxpr.replace(**lists, debug_info=jaxpr.debug_info.with_unknown_names())
+    return jex.ClosedJaxpr(made, list(constants.values()))
 
 
 def append_jaxpr(eqns: list[jex.JaxprEqn], jaxpr: jex.Jaxpr, operands: Sequence[Atom]) -> list[Atom]:
-    """Append the equations of a jaxpr, with these operands for its inputs, to `eqns`; return its results."""
-    known = dict(zip(jaxpr.invars, operands))
-
-    def of(atom: Atom) -> Atom:
-        return atom if isinstance(atom, jex.Literal) else known.get(atom, atom)
-
-    eqns += [eqn.replace(invars=[*map(of, eqn.invars)]) for eqn in jaxpr.eqns]
-    return [*map(of, jaxpr.outvars)]
+    """Append the equations of a jaxpr, of these operands, to `eqns`, and return its results. See `part_of_jaxpr`."""
+    known = {id(var): atom for var, atom in zip(jaxpr.invars, operands)}
+    eqns += [eqn.replace(invars=[known.get(id(x), x) for x in eqn.invars]) for eqn in jaxpr.eqns]
+    return [known.get(id(x), x) for x in jaxpr.outvars]
 
 
 def rebind(eqn: jex.JaxprEqn, params: Mapping[str, Any], operands: Iterable[Leaf]) -> list[Leaf]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,13 +22,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax._base import array_conversion, nest
-from replicax._base.indexed_slices import IndexedSlices, dynamic_arrays, with_arrays
+from replicax._base import nest
 from replicax._base.types import Leaf, Tree
 from replicax._collectives import sharding
 from replicax._collectives.reducer import Reducer
 from replicax._engine import padded_batch
-from replicax._engine.padded_batch import PaddedBatch
+from replicax._engine.program_outputs import ReplicaOutputs, leaf_count
 from replicax._engine.replica_trace import (
     LeafKey,
     NotStacked,
@@ -54,15 +52,9 @@ from replicax._values import (
     PerReplica,
     ReplicaMesh,
     counted_form,
-    filled,
     global_array,
-    is_number,
-    largest_of,
     mapped,
     mark_results,
-    of_array,
-    of_counted,
-    of_padded,
     of_traced,
     padded_form,
     part_rows,
@@ -208,15 +200,15 @@ class _TracedVariables:
         self.values = [current[key][i] for key, i in self.reads]
         self.forms = [_form(level, variables[key], i) for key, i in self.reads]
         every = {**variables, **self.written}
-        found = {(key, i): _form(level, v, i).cut for key, v in every.items() for i in range(_leaf_count(v))}
+        found = {(key, i): _form(level, v, i).cut for key, v in every.items() for i in range(leaf_count(v))}
         self.cut = {leaf: axis for leaf, axis in found.items() if axis is not None}
-        self.forms_after = [_form(level, v, i) for v in self.written.values() for i in range(_leaf_count(v))]
+        self.forms_after = [_form(level, v, i) for v in self.written.values() for i in range(leaf_count(v))]
 
     def write(self, new: Sequence[jax.Array]) -> None:
         """Replaces what is written by these leaves."""
         leaves = iter(new)
         for variable in self.written.values():
-            frames.frame().write(variable, [next(leaves) for _ in range(_leaf_count(variable))])
+            frames.frame().write(variable, [next(leaves) for _ in range(leaf_count(variable))])
 
 
 def run(
@@ -283,7 +275,7 @@ def _run(
         return [x[None] if form.rows else x for x, form in zip(found, out_forms)]
 
     try:
-        outputs = _ReplicaOutputs(traces, arguments.which, variables.written)
+        outputs = ReplicaOutputs(traces, arguments.which, variables.written)
         out_forms = [*(_WHOLE if same else _ROWS for same in outputs.common), *variables.forms_after]
         in_specs = [form.spec for form in variables.forms], arguments.specs
         out_specs = [form.spec for form in out_forms]
@@ -380,113 +372,3 @@ def _form(level: frames.TraceFrame, variable: State, index: int) -> _Form:
     if not level.is_local(variable):
         return _WHOLE
     return _Form(variable._storage.home.has_rows(index), variable._storage.home.cut_axis(index))
-
-
-def _leaf_count(variable: State) -> int:
-    return len(variable._storage.home.leaf_types(True))
-
-
-class _ReplicaOutputs:
-    """The outputs of all traces of a replica function, and which of their arrays belong together.
-
-    Args:
-        traces: they have the same results, but for shapes.
-        which: for each replica, which trace is its own.
-        written: all variables that they assign, by id.
-    """
-
-    def __init__(self, traces: Sequence[ReplicaTrace], which: Sequence[int], written: dict[int, State]):
-        self._traces, self._which, self._written = traces, which, written
-        self._places: dict[tuple[int, ...], int] = {}  # places of a leaf in each trace's outputs -> its place here
-        self._results = [trace.outputs.result for trace in traces]
-        nest.merge(self._results, self._take)
-        self._leaves = [[t.outputs.leaves[i] for t, i in zip(traces, places)] for places in self._places]
-        self.common = [all(t.outputs.common[i] for t, i in zip(traces, places)) for places in self._places]
-        for leaves in self._leaves:
-            if len({(leaf.ndim, leaf.dtype) for leaf in leaves}) > 1:
-                raise uneven_replicas.NotAlike("what the replicas return differs in rank or dtype")
-
-    def _take(self, leaves: Sequence[Leaf]) -> None:
-        if all(isinstance(leaf, IndexedSlices) for leaf in leaves):
-            for arrays in itertools.zip_longest(*map(dynamic_arrays, leaves)):
-                self._take(arrays)
-        elif (places := self._places_of(leaves)) is not None:
-            self._places.setdefault(places, len(self._places))
-
-    def _places_of(self, leaves: Sequence[Leaf]) -> tuple[int, ...] | None:
-        places = [trace.outputs.places.get(id(leaf)) for trace, leaf in zip(self._traces, leaves)]
-        known = [place for place in places if place is not None]
-        if known and len(known) < len(places):
-            raise uneven_replicas.NotAlike("what the replicas return is an array of their own on some of them only")
-        return tuple(known) if known else None
-
-    def of(
-        self, trace: ReplicaTrace, reads: Sequence[LeafKey], cut: Mapping[LeafKey, int], *args: jax.Array
-    ) -> list[jax.Array]:
-        """Returns the outputs of one trace: arrays, those of other shapes padded, and the leaves of all variables.
-
-        Of leaves in `cut` it is given and returns this replica's part.
-        """
-        known = dict(zip(reads, args))
-        found, new_values = trace.replayed(known, args[len(reads) :], cut)
-        number = self._traces.index(trace)
-        out = [found[places[number]] for places in self._places]
-        if len(self._traces) > 1:
-            out = [filled(x, largest_of([leaf.shape for leaf in leaves])) for x, leaves in zip(out, self._leaves)]
-        for key, variable in self._written.items():
-            out += new_values.get(key) or [known[key, i] for i in range(_leaf_count(variable))]
-        return [jnp.asarray(x) for x in out]
-
-    def restored(self, stacked: Sequence[jax.Array], mesh: ReplicaMesh, padded: PaddedBatch | None) -> Tree:
-        """Returns the function's result, its arrays replaced by what came out of the mapped program."""
-
-        def value_of(leaves: Sequence[Leaf]) -> Leaf:
-            places = self._places_of(leaves)
-            if places is None:
-                alike = all(_is_same(leaf, leaves[0]) for leaf in leaves)
-                return leaves[0] if alike else _of_replicas([leaves[i] for i in self._which], mesh)
-            place = self._places[places]
-            if self.common[place]:
-                return stacked[place]
-            if padded is not None and any(padded.rows[places[0]]):
-                return of_counted(stacked[place], padded.counts, mesh)
-            shapes = [leaf.shape for leaf in self._leaves[place]]
-            if len(set(shapes)) > 1:
-                return of_padded(stacked[place], [shapes[i] for i in self._which], mesh)
-            return of_array(PerReplica, stacked[place], mesh)
-
-        def restore(leaves: Sequence[Leaf]) -> Leaf:
-            if all(isinstance(leaf, IndexedSlices) for leaf in leaves):
-                values = [value_of(arrays) for arrays in zip(*map(dynamic_arrays, leaves))]
-                if not any(isinstance(value, PerReplica) for value in values):
-                    return with_arrays(leaves[0], values)
-                by_replica = zip(*(_components(value, mesh) for value in values))
-                slices = [with_arrays(leaves[i], arrays) for i, arrays in zip(self._which, by_replica)]
-                return slices[0] if mesh.size == 1 else PerReplica(slices, mesh)
-            value = value_of(leaves)
-            bare = mesh.size == 1 and isinstance(value, PerReplica) and counted_form(value) is None
-            return value.values[0] if bare else value
-
-        return nest.merge(self._results, restore)
-
-
-def _is_same(one: Leaf, other: Leaf) -> bool:
-    return one is other or (isinstance(one, (bool, int, float, str)) and type(one) is type(other) and one == other)
-
-
-def _of_replicas(parts: Sequence[Leaf], mesh: ReplicaMesh) -> PerReplica:
-    """Combines return values that are not traced arrays and differ between replicas."""
-    if mesh.all_local:
-        return PerReplica(parts, mesh)
-    numbers = [is_number(x) for x in parts]
-    if not any(numbers):
-        return PerReplica([parts[i] for i in mesh.local_ids], mesh)
-    # All processes have to make the same program, so that it holds everyone's.
-    arrays = [array_conversion.as_array(x) if number else x for x, number in zip(parts, numbers)]
-    if not all(numbers) or len({(type(x), a.shape, a.dtype) for x, a in zip(parts, arrays)}) > 1:
-        raise uneven_replicas.NotAlike("what the replicas return differs in type")
-    return of_array(PerReplica, lax.optimization_barrier(jnp.stack(arrays)), mesh)
-
-
-def _components(value: PerReplica | jax.Array, mesh: ReplicaMesh) -> Sequence[jax.Array]:
-    return value.values if isinstance(value, PerReplica) else [value] * mesh.size

@@ -15,7 +15,7 @@ from jax.tree_util import PyTreeDef
 
 from replicax._base import nest, tracebacks
 from replicax._base.errors import InvalidArgumentError
-from replicax._base.signatures import Path
+from replicax._base.jaxprs import Path
 from replicax._base.specs import PerReplicaSpec, TensorShape, TensorSpec, conform, spec_of
 from replicax._base.types import Leaf, Tree
 from replicax._engine.general_trace import GeneralTrace, stand_in

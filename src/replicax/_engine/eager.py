@@ -22,7 +22,7 @@ from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree
 from replicax._collectives.arithmetic import Reducible
 from replicax._collectives.reducer import Reducer
 from replicax._report import profiling
-from replicax._tracing import active_tapes, frames, undo
+from replicax._tracing import active_tapes, frames, step_failures
 from replicax._tracing import context as _context
 from replicax._tracing.context import ReplicaContext, StrategyLike
 from replicax._values import (
@@ -349,7 +349,7 @@ def run(
     mesh = reducer.mesh
     if mesh.size == 1:
         return regroup(Lockstep(strategy, reducer).call(fn, args, kwargs), mesh)
-    with undo.undo_on_error() as log:
+    with step_failures.undo_on_error() as log:
         lockstep = Lockstep(strategy, reducer)
         result = mark_results(regroup(lockstep.call(fn, args, kwargs), mesh), lockstep.part_rows)
         assigned_alike.check(mesh, log.variables)

@@ -166,7 +166,9 @@ class Executable:
         outputs = jax_internals.append_jaxpr(eqns, body.jaxpr, [*leaves, *dynamic])
         new, results = outputs[: self._count], outputs[self._count :]
         new = jax_internals.append_jaxpr(eqns, after.jaxpr, [*arguments[: len(replaced)], *new])
-        constants = [pair for one in (body, before, after) for pair in zip(one.jaxpr.constvars, one.consts)]
+        constants = {
+            var: const for closed in (body, before, after) for var, const in zip(closed.jaxpr.constvars, closed.consts)
+        }
         inputs, outputs = [*arguments, *dynamic], [*new, *results]
         return jax_internals.part_of_jaxpr(body.jaxpr, eqns, inputs, outputs, constants), len(new)
 

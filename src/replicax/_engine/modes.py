@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from replicax._base import array_conversion, nest, signatures
+from replicax._base import array_conversion, jaxprs, nest
 from replicax._base.errors import OutOfRangeError
 from replicax._base.thread_state import ThreadState, current, entered
 from replicax._base.types import Leaf, Tree
 from replicax._data import calls
-from replicax._tracing import autograph_switch, frames, undo
+from replicax._tracing import autograph_switch, frames, step_failures
 from replicax._tracing.dataset_reads import Abort, given_back
 
 _run_eagerly = False
@@ -93,7 +93,7 @@ def undo_on_error() -> contextlib.AbstractContextManager[object]:
     """
     if isinstance(frames.frame(), frames.ReplicaFrame):
         return contextlib.nullcontext()
-    return undo.undo_on_error(StopIteration, OutOfRangeError)
+    return step_failures.undo_on_error(StopIteration, OutOfRangeError)
 
 
 class Running:
@@ -152,7 +152,7 @@ class PythonCode:
     @property
     def name(self) -> str:
         """The Python function's name, by which programs and steps go."""
-        return signatures.identifier(self.function)
+        return jaxprs.identifier(self.function)
 
     def call(self, args: tuple[Tree, ...], kwargs: dict[str, Tree], converts: bool = True) -> Tree:
         """Calls the Python function; with `converts`, converted for tensors if it was declared so, and else not.
@@ -198,7 +198,7 @@ class PythonCode:
         numbers = self.random_numbers
         try:
             # A compiled function in it would take over the arrays that are to come back.
-            with entered(rehearses=True), undo.log_writes() as log, given_back():
+            with entered(rehearses=True), step_failures.log_writes() as log, given_back():
                 try:
                     self.run(args, kwargs, host=False)
                 finally:

@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
+import os
+import sys
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
 
 from replicax._base import errors
 from replicax._base.compile_settings import looks_for_nans, optimizes_programs
+from replicax._base.thread_state import current
 from replicax._base.types import Tree
 from replicax._collectives import cross_process, in_flight
 from replicax._collectives.all_reduce import packing_for
-from replicax._engine import compile_log
 from replicax._engine.argument_layout import Arrays, meshes_of, share_vectors
 from replicax._engine.executable import Compiled, Executable, Returned
 from replicax._engine.program_outputs import ProgramOutputs
 from replicax._engine.signature import CallSignature
+from replicax._job import state
 from replicax._passes import nan_checks, pipeline
 from replicax._passes.facts import Facts, Stage
-from replicax._tracing import frames, lost_values, step_failures, undo
+from replicax._report.progress import progress
+from replicax._tracing import frames, lost_values, step_failures
 from replicax._tracing.dataset_reads import DatasetRead, element_arrays
 
 _nowhere = contextlib.nullcontext()
@@ -44,7 +50,7 @@ class Program:
         guard: keeps the errors of functions that a call calls back; None if a call calls back no function.
         keeps: whether variables keep their arrays until a call has ended, instead of donating them.
         executable: the functions that JAX compiles of it.
-        compile_note: the description in the line of `compile_log`.
+        compile_note: the description in the line that tells of a compile.
         plan: how several tasks run it together, kept for the module that makes plans.
     """
 
@@ -82,7 +88,7 @@ class Program:
         self._mesh = meshes[0] if meshes else None
         self._facts = Facts(Stage.PROGRAM, platform, optimizes, mesh=self._mesh, packing=packing)
         self.state_count = sum(len(variable._types) for variable in level.written.values())
-        self.compile_note = compile_log.CompileNote()
+        self.compile_note = CompileNote()
         self._checks = False  # whether its results are looked at for NaN
         self._with_checks: Program | None = None  # the program that does so
         lost_values.programs.add(self)
@@ -176,7 +182,7 @@ class Program:
             if lost_values.any_lost:
                 for key in level.inputs:
                     level.variables[key]._storage.refuse_lost()
-            undo.note(level.written.values())
+            step_failures.note(level.written.values())
             compiled = executable.taped if taped else executable.for_steps(steps)
             elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
             arguments = (*compiled.layout.take(frame), elements, call.dynamic)
@@ -186,7 +192,7 @@ class Program:
             function: Callable[..., Returned] = compiled.function
             compiles = not (compiled.is_compiled or taped)
             placed = _nowhere if level.device is None else jax.default_device(level.device)
-            with placed, compile_log.begin(self.name) if compiles else _nowhere:
+            with placed, begin_compile(self.name) if compiles else _nowhere:
                 if compiles:
                     if under_way is not None:
                         under_way.compile(compiled.function, *arguments)
@@ -210,7 +216,7 @@ class Program:
     def _log_compile(self, steps: int) -> None:
         name = self.name if steps == 1 else f"{self.name}, {steps} steps a call,"
         name = f"{name} with a look for NaN" if self._checks else name
-        compile_log.end(name, self.compile_note)
+        end_compile(name, self.compile_note)
         self.compile_note = self.compile_note._replace(traced=0.0, cause="It had been compiled for these before. ")
 
     def _checking(self) -> Program:
@@ -276,3 +282,106 @@ class Program:
         """Return arrays that are there once the last call has ended: variables, as the next one would take them."""
         with frames.lock:
             return self.executable.for_steps(1).layout.take(frames.frame())
+
+
+# One line for each compile that takes long.
+
+_VARIABLE = "REPLICAX_LOG_COMPILES"
+_MOST = 8  # shapes that are listed
+
+
+def _from_environment() -> float:
+    text = os.environ.get(_VARIABLE, "").strip().lower()
+    if text in ("off", "none"):
+        return math.inf
+    try:
+        return float(text or 1.0)
+    except ValueError:
+        raise ValueError(f"{_VARIABLE} is a number of seconds, or 'off'; got {text!r}.") from None
+
+
+_limit: float | None = None  # seconds; None as long as nobody has asked for it
+
+
+def log_compiles(seconds: float | None = 1.0) -> None:
+    """Says for how long a compile of a function has to take to be told in a line on the standard error stream.
+
+    The line names the function, the shapes and dtypes of its inputs and, where it was traced before, what differs from
+    the time before. Only the first worker of a job prints it. `REPLICAX_LOG_COMPILES` in the environment, a number of
+    seconds or `off`, says the same.
+
+    Args:
+        seconds: 1 by default; 0 for all compiles, None for none.
+
+    Raises:
+        ValueError: a number below 0.
+
+    >>> import replicax as rx
+    >>> rx.config.log_compiles(None)
+    """
+    global _limit
+    if seconds is not None and not seconds >= 0:
+        raise ValueError(f"`seconds` is a number that is not below 0, or None; got {seconds!r}.")
+    _limit = math.inf if seconds is None else float(seconds)
+
+
+class CompileNote(NamedTuple):
+    """The parts of the line for a program that is compiled.
+
+    Args:
+        traced: how many seconds it took to trace it before.
+        inputs: what it is for, such as "float32[8,3]".
+        cause: what differs from the program before, a sentence.
+    """
+
+    traced: float = 0.0
+    inputs: Sequence[str] = ()
+    cause: str = ""
+
+
+class _Compiling:
+    """A program that is being compiled: the seconds so far, and what shows it."""
+
+    def __init__(self, name: str):
+        self.name, self.seconds, self.shown = name, 0.0, progress(f"compiling {name}")
+
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+_EVENTS = {"/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration", _COMPILED}
+
+
+def _listen(event: str, duration_secs: float, **_: Any) -> None:
+    compiling: _Compiling | None = current.compiling
+    if compiling is not None and event in _EVENTS:
+        compiling.seconds += duration_secs
+        if event == _COMPILED:
+            compiling.shown.description = f"running {compiling.name} for the first time"
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
+
+
+def begin_compile(name: str) -> progress:
+    """Notes that this thread is about to compile a program, and returns a context that shows it if it takes long."""
+    current.compiling = compiling = _Compiling(name)
+    return compiling.shown
+
+
+def end_compile(name: str, note: CompileNote) -> None:
+    """Tells of a program that was compiled, if it took long."""
+    global _limit
+    traced, inputs, cause = note
+    compiling, current.compiling = current.compiling, None
+    seconds = traced if compiling is None else traced + compiling.seconds
+    if _limit is None:
+        _limit = _from_environment()
+    if seconds < _limit:
+        return
+    job = state.current()
+    if job is not None and job.process_id != 0:
+        return
+    more = [f"{len(inputs) - _MOST} more"] if len(inputs) > _MOST else []
+    listed = ", ".join([*inputs[:_MOST], *more])
+    line = f"replicax: compiled {name} in {seconds:.1f} s for ({listed})"
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream that is closed, or none
+        sys.stderr.write(f"{line}. {cause.strip()}\n" if cause else f"{line}\n")

@@ -1,11 +1,13 @@
-"""The results of a compiled function: what comes out of its program, and what is made of it."""
+"""The results of compiled functions and of replica functions: arrays that leave their programs, and the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
@@ -15,18 +17,25 @@ from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import Leaf, Tree
 from replicax._control_flow.traced_block import DynamicRange
 from replicax._data.elements import as_host, as_strings
+from replicax._engine.padded_batch import PaddedBatch
+from replicax._engine.replica_trace import LeafKey, ReplicaTrace
+from replicax._passes import uneven_replicas
 from replicax._tracing import active_tapes
 from replicax._tracing.dataset_reads import array_of, shapes_of
+from replicax._tracing.state import State
 from replicax._values import (
     Mirrored,
     PerReplica,
     ReplicaMesh,
     RowCounts,
     as_copies,
+    constrained,
     counted_form,
+    filled,
     global_array,
     is_array,
     is_number,
+    largest_of,
     mesh_of,
     note_differing,
     of_array,
@@ -224,6 +233,112 @@ class _OutputLeaf:
         return PerReplicaSpec(*[spec] * self._stacked) if self._stacked else spec
 
 
-def constrained(array: jax.Array, sharding: NamedSharding | None) -> jax.Array:
-    """Returns an array in a program, left in this sharding if there is one."""
-    return array if sharding is None else jax.lax.with_sharding_constraint(array, sharding)
+class ReplicaOutputs:
+    """The outputs of all traces of a replica function, and which of their arrays belong together.
+
+    Args:
+        traces: they have the same results, but for shapes.
+        which: for each replica, which trace is its own.
+        written: all variables that they assign, by id.
+    """
+
+    def __init__(self, traces: Sequence[ReplicaTrace], which: Sequence[int], written: dict[int, State]):
+        self._traces, self._which, self._written = traces, which, written
+        self._places: dict[tuple[int, ...], int] = {}  # places of a leaf in each trace's outputs -> its place here
+        self._results = [trace.outputs.result for trace in traces]
+        nest.merge(self._results, self._take)
+        self._leaves = [[t.outputs.leaves[i] for t, i in zip(traces, places)] for places in self._places]
+        self.common = [all(t.outputs.common[i] for t, i in zip(traces, places)) for places in self._places]
+        for leaves in self._leaves:
+            if len({(leaf.ndim, leaf.dtype) for leaf in leaves}) > 1:
+                raise uneven_replicas.NotAlike("what the replicas return differs in rank or dtype")
+
+    def _take(self, leaves: Sequence[Leaf]) -> None:
+        if all(isinstance(leaf, IndexedSlices) for leaf in leaves):
+            for arrays in itertools.zip_longest(*map(dynamic_arrays, leaves)):
+                self._take(arrays)
+        elif (places := self._places_of(leaves)) is not None:
+            self._places.setdefault(places, len(self._places))
+
+    def _places_of(self, leaves: Sequence[Leaf]) -> tuple[int, ...] | None:
+        places = [trace.outputs.places.get(id(leaf)) for trace, leaf in zip(self._traces, leaves)]
+        known = [place for place in places if place is not None]
+        if known and len(known) < len(places):
+            raise uneven_replicas.NotAlike("what the replicas return is an array of their own on some of them only")
+        return tuple(known) if known else None
+
+    def of(
+        self, trace: ReplicaTrace, reads: Sequence[LeafKey], cut: Mapping[LeafKey, int], *args: jax.Array
+    ) -> list[jax.Array]:
+        """Returns the outputs of one trace: arrays, those of other shapes padded, and the leaves of all variables.
+
+        Of leaves in `cut` it is given and returns this replica's part.
+        """
+        known = dict(zip(reads, args))
+        found, new_values = trace.replayed(known, args[len(reads) :], cut)
+        number = self._traces.index(trace)
+        out = [found[places[number]] for places in self._places]
+        if len(self._traces) > 1:
+            out = [filled(x, largest_of([leaf.shape for leaf in leaves])) for x, leaves in zip(out, self._leaves)]
+        for key, variable in self._written.items():
+            out += new_values.get(key) or [known[key, i] for i in range(leaf_count(variable))]
+        return [jnp.asarray(x) for x in out]
+
+    def restored(self, stacked: Sequence[jax.Array], mesh: ReplicaMesh, padded: PaddedBatch | None) -> Tree:
+        """Returns the function's result, its arrays replaced by what came out of the mapped program."""
+
+        def value_of(leaves: Sequence[Leaf]) -> Leaf:
+            places = self._places_of(leaves)
+            if places is None:
+                alike = all(_is_same(leaf, leaves[0]) for leaf in leaves)
+                return leaves[0] if alike else _of_replicas([leaves[i] for i in self._which], mesh)
+            place = self._places[places]
+            if self.common[place]:
+                return stacked[place]
+            if padded is not None and any(padded.rows[places[0]]):
+                return of_counted(stacked[place], padded.counts, mesh)
+            shapes = [leaf.shape for leaf in self._leaves[place]]
+            if len(set(shapes)) > 1:
+                return of_padded(stacked[place], [shapes[i] for i in self._which], mesh)
+            return of_array(PerReplica, stacked[place], mesh)
+
+        def restore(leaves: Sequence[Leaf]) -> Leaf:
+            if all(isinstance(leaf, IndexedSlices) for leaf in leaves):
+                values = [value_of(arrays) for arrays in zip(*map(dynamic_arrays, leaves))]
+                if not any(isinstance(value, PerReplica) for value in values):
+                    return with_arrays(leaves[0], values)
+                by_replica = zip(*(_components(value, mesh) for value in values))
+                slices = [with_arrays(leaves[i], arrays) for i, arrays in zip(self._which, by_replica)]
+                return slices[0] if mesh.size == 1 else PerReplica(slices, mesh)
+            value = value_of(leaves)
+            bare = mesh.size == 1 and isinstance(value, PerReplica) and counted_form(value) is None
+            return value.values[0] if bare else value
+
+        return nest.merge(self._results, restore)
+
+
+def _is_same(one: Leaf, other: Leaf) -> bool:
+    return one is other or (isinstance(one, (bool, int, float, str)) and type(one) is type(other) and one == other)
+
+
+def _of_replicas(parts: Sequence[Leaf], mesh: ReplicaMesh) -> PerReplica:
+    """Combines return values that are not traced arrays and differ between replicas."""
+    if mesh.all_local:
+        return PerReplica(parts, mesh)
+    numbers = [is_number(x) for x in parts]
+    if not any(numbers):
+        return PerReplica([parts[i] for i in mesh.local_ids], mesh)
+    # All processes have to make the same program, so that it holds everyone's.
+    arrays = [array_conversion.as_array(x) if number else x for x, number in zip(parts, numbers)]
+    if not all(numbers) or len({(type(x), a.shape, a.dtype) for x, a in zip(parts, arrays)}) > 1:
+        raise uneven_replicas.NotAlike("what the replicas return differs in type")
+    return of_array(PerReplica, lax.optimization_barrier(jnp.stack(arrays)), mesh)
+
+
+def _components(value: PerReplica | jax.Array, mesh: ReplicaMesh) -> Sequence[jax.Array]:
+    return value.values if isinstance(value, PerReplica) else [value] * mesh.size
+
+
+def leaf_count(variable: State) -> int:
+    """Return the number of leaves of a variable."""
+    return len(variable._storage.home.leaf_types(True))

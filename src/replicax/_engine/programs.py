@@ -23,9 +23,8 @@ from replicax._base.thread_state import current
 from replicax._base.types import Leaf, Tree
 from replicax._data import iterators
 from replicax._engine import general_trace, modes, multi_step, step_hints
-from replicax._engine.compile_log import CompileNote
 from replicax._engine.modes import CreatesVariables, PythonCode
-from replicax._engine.program import Program
+from replicax._engine.program import CompileNote, Program
 from replicax._engine.signature import CallSignature, inputs_of
 from replicax._engine.trace_function import TraceLog, Tracing, UnevenCalls
 from replicax._report import profiling

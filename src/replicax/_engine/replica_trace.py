@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.core import Trace
 
-from replicax._base import array_conversion, jax_internals, nest, signatures, tracebacks
+from replicax._base import array_conversion, jax_internals, jaxprs, nest, tracebacks
 from replicax._base.compile_settings import optimizes_programs
 from replicax._base.indexed_slices import IndexedSlices, dynamic_arrays
 from replicax._base.messages import shown
@@ -246,7 +246,7 @@ class ReplicaTrace:
         """Traces the function, in the surroundings that it runs in."""
         found = jax.tree_util.tree_leaves_with_path(self._skeleton, is_leaf=nest.is_leaf)
         paths = {leaf.index: path for path, leaf in found if isinstance(leaf, Placeholder)}
-        function = signatures.named(self._function, self._fn, [paths[i] for i in sorted(paths)])
+        function = jaxprs.named(self._function, self._fn, [paths[i] for i in sorted(paths)])
         self._jaxpr = jax.make_jaxpr(function)(*self._components(rows))
 
     def _function(self, *components: jax.Array) -> list[jax.Array]:
@@ -261,7 +261,7 @@ class ReplicaTrace:
         self._context._own_rows = self._count_rows(components)
         try:
             with _context.entered(self._strategy, self._context), frames.entered(self.level):
-                with jax.named_scope(f"replica/{signatures.identifier(self._fn)}"):
+                with jax.named_scope(f"replica/{jaxprs.identifier(self._fn)}"):
                     result = self._fn(*args, **kwargs)
                 self.outputs = TraceOutputs(result, self._context)
                 self.written.extend(self.level.written.values())

@@ -16,11 +16,10 @@ from replicax._base import array_conversion, jax_internals, nest, thread_state
 from replicax._base import specs as _specs
 from replicax._base.compile_settings import has_64_bit_types, optimizes_programs
 from replicax._base.indexed_slices import IndexedSlices, dynamic_arrays, with_arrays
-from replicax._base.signatures import Path
+from replicax._base.jaxprs import Path
 from replicax._base.types import Leaf, Tree
 from replicax._collectives import cross_process
 from replicax._data.iterators import ElementIterator
-from replicax._engine import compile_log
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._tracing import context, frames
 from replicax._tracing.dataset_reads import DatasetRead, array_of, like, shapes_of
@@ -249,15 +248,15 @@ def inputs_of(call: CallSignature, elements: Sequence[Tree]) -> list[str]:
     for key in call.keys:
         kind = key[0]
         if isinstance(kind, tuple):
-            texts.append(compile_log.described(kind, key[1]))
+            texts.append(described(kind, key[1]))
         elif kind in (PerReplica, Mirrored) and (len(key) == 2 or isinstance(key[2], tuple)):  # of components
-            texts.append(compile_log.described(*key[1][:2]) + compile_log.EACH)
+            texts.append(described(*key[1][:2]) + EACH)
         elif kind in (PerReplica, Mirrored):
             uneven = " at most" if kind is PerReplica and len(key) > 4 else ""
-            texts.append(compile_log.of_value(key[1], key[2], kind is PerReplica) + uneven)
+            texts.append(of_value(key[1], key[2], kind is PerReplica) + uneven)
     leaves = [leaf for element in elements for leaf in nest.values(element)]
     arrays = [(array_of(leaf), isinstance(leaf, PerReplica)) for leaf in leaves]
-    return texts + [compile_log.of_value(array.shape, array.dtype, stacked) for array, stacked in arrays]
+    return texts + [of_value(array.shape, array.dtype, stacked) for array, stacked in arrays]
 
 
 def _is_object(key: ArgumentKey) -> bool:
@@ -375,3 +374,24 @@ def bind_declared(
         return tuple(_specs.conform(arg, spec) for arg, spec in zip(args, signature)), {}
     except (TypeError, ValueError) as error:
         raise refusal(error) from error
+
+
+EACH = " per replica"
+
+
+def described(shape: Sequence[int], dtype: Any) -> str:
+    """Return the words for an array in the line.
+
+    >>> described((8, 3), "float32")
+    'float32[8,3]'
+    """
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def of_value(shape: Sequence[int], dtype: Any, stacked: bool) -> str:
+    """Return the words for an array that has, if `stacked`, the replicas along its first axis.
+
+    >>> of_value((2, 8, 3), "float32", stacked=True)
+    'float32[8,3] per replica'
+    """
+    return described(shape[1:], dtype) + EACH if stacked else described(shape, dtype)

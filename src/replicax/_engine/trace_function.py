@@ -11,7 +11,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.core import ShapedArray
 
-from replicax._base import doc_pages, jax_internals, nest, signatures, tracebacks
+from replicax._base import doc_pages, jax_internals, jaxprs, nest, tracebacks
 from replicax._base.compile_settings import optimizes_programs
 from replicax._base.messages import shown
 from replicax._base.types import Leaf, Tree
@@ -19,7 +19,7 @@ from replicax._collectives import cross_process
 from replicax._data.iterators import ElementIterator
 from replicax._engine.argument_layout import meshes_of
 from replicax._engine.modes import PythonCode
-from replicax._engine.program_outputs import ProgramOutputs, constrained
+from replicax._engine.program_outputs import ProgramOutputs
 from replicax._engine.signature import CallKeys, CallSignature, difference, is_python_iterator
 from replicax._passes.uneven_replicas import NotAlike
 from replicax._tracing import frames
@@ -35,7 +35,7 @@ from replicax._tracing.dataset_reads import (
     reading_by,
     shapes_of,
 )
-from replicax._values import ReplicaMesh
+from replicax._values import ReplicaMesh, constrained
 
 
 class Tracing:
@@ -62,7 +62,7 @@ class Tracing:
     def run(self, code: PythonCode) -> jex.ClosedJaxpr:
         """Returns the jaxpr of a function's Python code. If it raises, all elements go back."""
         try:
-            flat = signatures.named(lambda *dynamic: self._traced(code, dynamic), code.function, self._call.paths())
+            flat = jaxprs.named(lambda *dynamic: self._traced(code, dynamic), code.function, self._call.paths())
             with reading_by(self._read):
                 return jax.make_jaxpr(flat)(*map(_aval, self._call.dynamic))
         except BaseException:

@@ -168,7 +168,7 @@ class ReplicaContext:
         """
         op, options = as_reduce_op(reduce_op), as_options(options, self._options)
         self._check_current()
-        if op is ReduceOp.MEAN:
+        if op is ReduceOp.MEAN and self._part_rows is not None:
             warn_of_mean([self._part_rows], "all_reduce('MEAN', ...)")
         return self._reduce_nest(op, value, options)
 

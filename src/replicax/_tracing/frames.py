@@ -25,9 +25,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from replicax._base import jax_internals, tracebacks
 from replicax._base.thread_state import current
 from replicax._base.types import Leaf
-from replicax._tracing import trace_caches, undo
+from replicax._tracing import step_failures, trace_caches
 from replicax._tracing.state import Components, DistributedState, OneCopyState, State
-from replicax._tracing.tape_trace import below
+from replicax._tracing.tape_trace import TapeTrace, below
 from replicax._values import DistributedValues, Mirrored, PerReplica, ReplicaMesh, of_array, of_traced, own_component
 
 _Kind = type[PerReplica] | type[Mirrored]
@@ -50,7 +50,7 @@ def note(variable: State) -> None:
     if notes_changes:
         variable._changed = True
         variable._changed_by_input |= bool(current.advancing)
-    undo.note([variable])
+    step_failures.note([variable])
 
 
 class Frame(abc.ABC):
@@ -327,14 +327,15 @@ def with_arguments(closed: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, list[int]]
     inputs = [eqn for eqn in jaxpr.eqns if is_input(eqn) and not isinstance(eqn.outvars[0], jex.DropVar)]
     variables = [*(eqn.outvars[0] for eqn in inputs), *jaxpr.invars]
     eqns = [eqn for eqn in jaxpr.eqns if not is_input(eqn)]
-    constants = list(zip(jaxpr.constvars, closed.consts))
+    constants = dict(zip(jaxpr.constvars, closed.consts))
     with_inputs = jax_internals.part_of_jaxpr(jaxpr, eqns, variables, jaxpr.outvars, constants)
     return with_inputs, [eqn.params["slot"] for eqn in inputs]
 
 
 def untaped_trace() -> jax.core.Trace | None:
     """Returns the current JAX trace below any gradient tapes."""
-    return below(jax_internals.current_trace())
+    trace = jax_internals.current_trace()
+    return below(trace) if isinstance(trace, TapeTrace) else trace
 
 
 def is_staging() -> bool:
@@ -366,7 +367,7 @@ def refuse_tracers(leaves: list[jax.Array]) -> None:
         )
 
 
-lock = undo.lock
+lock = step_failures.lock
 
 # The ids of variables, and of the shared stores that they stand in, whose new values a program computes that may
 # fail: it is waited for without the lock. Other programs of this process that assign them wait for the end of it.

@@ -18,6 +18,7 @@ from replicax._values.mesh import AXIS as AXIS
 from replicax._values.mesh import ReplicaMesh as ReplicaMesh
 from replicax._values.mesh import as_copies as as_copies
 from replicax._values.mesh import as_rows as as_rows
+from replicax._values.mesh import constrained as constrained
 from replicax._values.mesh import first_row as first_row
 from replicax._values.mesh import mapped as mapped
 from replicax._values.operators import ArrayOperators as ArrayOperators

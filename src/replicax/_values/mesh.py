@@ -338,3 +338,8 @@ def set_local_replica(find: Callable[[ReplicaMesh], int]) -> None:
 def local_replica(mesh: ReplicaMesh) -> int:
     """Return which of the local replicas of a mesh runs in this thread, 0 if none does."""
     return 0 if _find_local_replica is None else _find_local_replica(mesh)
+
+
+def constrained(array: jax.Array, sharding: NamedSharding | None) -> jax.Array:
+    """Return an array, in a program, with this sharding where the program hands it out; as it is for None."""
+    return array if sharding is None else jax.lax.with_sharding_constraint(array, sharding)

@@ -17,13 +17,12 @@ from replicax._base import jax_internals, thread_state
 from replicax._base.types import Leaf, Tree, VariableAggregation
 from replicax._collectives.arithmetic import first_component
 from replicax._tracing import context, frames
-from replicax._values import AXIS, ReplicaMesh
+from replicax._values import AXIS, ReplicaMesh, constrained
 from replicax._variables.as_leaves import refuse_split
 from replicax._variables.combine import SCATTER
 from replicax._variables.distributed import OfReplicas
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.storage import CentralStorage, Leaves
-from replicax._variables.vector_homes import constrained
 
 _HOST = "pinned_host"
 

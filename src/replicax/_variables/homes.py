@@ -7,6 +7,7 @@ moves gets another home.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol, Self, TypeAlias, TypeVar
@@ -26,13 +27,14 @@ from replicax._values import (
     PerReplica,
     ReplicaMesh,
     as_copies,
+    constrained,
     cut_axis,
     global_array,
     is_global,
     mesh_of,
     partition,
 )
-from replicax._variables.vector_homes import DeviceVectors, MeshVectors, constrained, copies, on_one_device
+from replicax._variables.vector_homes import DeviceVectors, MeshVectors, on_one_device
 
 Types: TypeAlias = list[jax.ShapeDtypeStruct]
 Leaves: TypeAlias = list[jax.Array]
@@ -363,3 +365,22 @@ def array_of(value: PerReplica | Mirrored) -> jax.Array:
     array = global_array(value)
     assert array is not None, value
     return array
+
+
+def copies(arrays: Leaves) -> Leaves:
+    """Returns copies of arrays, which may lie in several places."""
+    by_devices: dict[tuple[jax.Device, ...], list[int]] = {}
+    for i, array in enumerate(arrays):
+        by_devices.setdefault(tuple(array.sharding.device_set), []).append(i)
+    found = list(arrays)
+    for devices, indices in by_devices.items():
+        with jax.default_device(devices[0]) if len(devices) == 1 else contextlib.nullcontext():
+            copied = _copied([arrays[i] for i in indices])
+        for i, array in zip(indices, copied):
+            found[i] = array
+    return found
+
+
+@jax.jit
+def _copied(arrays: Leaves) -> Leaves:
+    return [jnp.copy(array) for array in arrays]

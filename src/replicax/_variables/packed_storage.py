@@ -21,9 +21,9 @@ import numpy as np
 
 from replicax._base import jax_internals
 from replicax._tracing import frames
-from replicax._variables.homes import Leaves
+from replicax._variables.homes import Leaves, copies
 from replicax._variables.storage import LeafOf, SharedStore, Slot, Storage
-from replicax._variables.vector_homes import MeshVectors, VectorHome, copies
+from replicax._variables.vector_homes import MeshVectors, VectorHome
 
 # Measured with benchmarks/step.py --variables: below this number the arrays of a call cost less than to take a vector
 # apart; larger arrays take longer to copy than to be handed over.

@@ -22,7 +22,7 @@ from replicax._base.types import Tree
 from replicax._collectives import in_flight
 from replicax._tracing import lost_values
 from replicax._tracing.state import Watcher
-from replicax._values import Mirrored, PerReplica, ReplicaMesh, of_array, partition
+from replicax._values import Mirrored, PerReplica, ReplicaMesh, constrained, of_array, partition
 from replicax._variables.homes import (
     CentralHome,
     Components,
@@ -37,7 +37,6 @@ from replicax._variables.homes import (
 )
 from replicax._variables.homes import Leaves as Leaves
 from replicax._variables.homes import Types as Types
-from replicax._variables.vector_homes import constrained
 
 LeafOf: TypeAlias = "tuple[Storage, int]"  # a leaf of a variable: its storage, and its number there
 

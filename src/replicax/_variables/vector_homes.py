@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from jax.sharding import NamedSharding
 
 from replicax._base import jax_internals
 from replicax._base.host_memory import put
-from replicax._values import ReplicaMesh
+from replicax._values import ReplicaMesh, constrained
 
 MOST_COPIES = 1 << 12  # of arrays on replicas; the host takes longer for more than it takes to compile a program
 
@@ -135,31 +134,6 @@ def _cut(vector: jax.Array, slot: Slot) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=2)
 def _sliced(vector: jax.Array, start: np.int32, shape: tuple[int, ...]) -> jax.Array:
     return jnp.reshape(lax.dynamic_slice(vector, (start,), (math.prod(shape),)), shape)
-
-
-def copies(arrays: Leaves) -> Leaves:
-    """Returns copies of arrays, which may lie in several places."""
-    by_devices: dict[tuple[jax.Device, ...], list[int]] = {}
-    for i, array in enumerate(arrays):
-        by_devices.setdefault(tuple(array.sharding.device_set), []).append(i)
-    found = list(arrays)
-    for devices, indices in by_devices.items():
-        with jax.default_device(devices[0]) if len(devices) == 1 else contextlib.nullcontext():
-            copied = _copied([arrays[i] for i in indices])
-        for i, array in zip(indices, copied):
-            found[i] = array
-    return found
-
-
-@jax.jit
-def _copied(arrays: Leaves) -> Leaves:
-    return [jnp.copy(array) for array in arrays]
-
-
-def constrained(array: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """Returns an array, inside of a program, which has to lie in this way where it leaves the program."""
-    there: jax.Array = lax.with_sharding_constraint(array, sharding)
-    return there
 
 
 def on_one_device(leaf: jax.Array, device: jax.Device | None) -> jax.Array:
