@@ -121,10 +121,7 @@ class DistributedVariable(OfReplicas, DistributedValues):
             self._components = tuple(ResourceVariable.component(self, i) for i in range(len(self._mesh.local_ids)))
         return self._components
 
-    @property
-    def _values(self) -> tuple[ResourceVariable, ...]:
-        """The same: libraries for TensorFlow use this private name."""
-        return self.values
+    _values = values  # libraries for TensorFlow use this private name
 
     def __deepcopy__(self, memo: dict[int, object]) -> Variable:
         clone = super().__deepcopy__(memo)
