@@ -55,6 +55,9 @@ MAY_USE_JAX_SRC = {"_base.jax_internals"}
 THREAD_STATE = "_base.thread_state"
 KEEPS_FOR_THREADS = {"threading.local", "contextvars.ContextVar", "contextvars.copy_context", "_thread._local"}
 
+# The most uses of private attributes of objects other than `self`, per 1,000 lines of the core. It is to fall to 3.
+MOST_PRIVATE_USES = 5.6
+
 # The module through which `replicax.tf` imports the others, and that of its commands, which run without JAX.
 THE_DOOR = "tf._core"
 DOORS = {THE_DOOR, "tf._programs._core"}
@@ -254,6 +257,29 @@ def test_one_module_has_the_state_of_threads():
     slots = {target.attr if isinstance(target, ast.Attribute) else target.id for target in targets}
     assert named <= slots, f"`entered` is called with names that are no slots: {sorted(named - slots)}"
     assert slots <= read, f"Nobody reads the slots {sorted(slots - read)}."
+
+
+def test_few_uses_of_what_is_private_to_others():
+    uses: dict[str, int] = {}
+    lines = 0
+    for module, path in MODULES.items():
+        if module.partition(".")[0] != "tf":
+            lines += len(path.read_text(encoding="utf-8").splitlines())
+            uses[module] = sum(map(_is_private_to_another, ast.walk(GRAPH.trees[module])))
+    most = sorted(uses, key=lambda module: -uses[module])[:10]
+    assert 1000 * sum(uses.values()) <= MOST_PRIVATE_USES * lines, (
+        f"The core uses {sum(uses.values())} names that are private to other objects, in {lines} lines. Give their "
+        f"owner a method, or move the function to where the data is. Most are in {most}."
+    )
+
+
+def _is_private_to_another(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    )
 
 
 def test_optional_libraries_are_imported_where_they_are_used():

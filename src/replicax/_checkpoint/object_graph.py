@@ -25,6 +25,7 @@ from replicax._base.host_memory import put
 from replicax._base.positioned import Positioned
 from replicax._base.types import Leaf, Tree
 from replicax._tracing import frames
+from replicax._tracing.state import storage_of, tree_of, types_of
 from replicax._values import is_array, is_global
 from replicax._variables import deferred_restore
 from replicax._variables.storage import StackedStorage
@@ -124,9 +125,10 @@ class PytreeLeaf:
     def _stacked(self) -> tuple[Variable, StackedStorage] | None:
         """Returns the variable of which each replica has a value of its own, and its storage; None for others."""
         held = self.owner if isinstance(self.owner, Variable) else getattr(self.owner, "__replicax_variable__", None)
-        if not isinstance(held, Variable) or not isinstance(held._storage, StackedStorage):
+        storage = storage_of(held) if isinstance(held, Variable) else None
+        if not isinstance(held, Variable) or not isinstance(storage, StackedStorage):
             return None
-        return (held, held._storage) if held._storage.home.mesh.size > 1 else None
+        return (held, storage) if storage.home.mesh.size > 1 else None
 
     def read_replicas(self, copy: bool = False) -> dict[Names, np.ndarray]:
         """Return the arrays of all replicas, stacked, where these are not equal by nature; else nothing."""
@@ -135,7 +137,7 @@ class PytreeLeaf:
         variable, storage = found
         with frames.lock:
             leaves = storage.read()
-        return {names: _to_host(leaf, copy) for names, leaf in _keyed(variable._signature.unflatten(leaves)).items()}
+        return {names: _to_host(leaf, copy) for names, leaf in _keyed(tree_of(variable).unflatten(leaves)).items()}
 
     def write_replicas(self, arrays: dict[Names, np.ndarray]) -> None:
         """Replaces the arrays of all replicas, if there are as many as those of `read_replicas` had."""
@@ -143,7 +145,7 @@ class PytreeLeaf:
             return
         variable, storage = found
         with frames.lock:
-            old = _keyed(variable._signature.unflatten(storage.read()))
+            old = _keyed(tree_of(variable).unflatten(storage.read()))
             if all(names in arrays and arrays[names].shape == leaf.shape for names, leaf in old.items()):
                 storage.write([_from_host(arrays[names], leaf) for names, leaf in old.items()])
 
@@ -161,8 +163,7 @@ class VariableLeaf(PytreeLeaf):
         return {names: _stored_type(kind) for names, kind in self._keyed_types().items()}
 
     def _keyed_types(self) -> dict[Names, jax.ShapeDtypeStruct]:
-        signature = self.owner._signature
-        return _keyed(signature.unflatten(signature.types))
+        return _keyed(tree_of(self.owner).unflatten(types_of(self.owner)))
 
     def write(self, arrays: dict[Names, np.ndarray]) -> None:
         types = self._keyed_types()

@@ -18,6 +18,7 @@ from replicax._checkpoint.object_graph import ObjectNode
 from replicax._checkpoint.random_state import RandomState, same, states
 from replicax._data import iterators, reading
 from replicax._tracing import frames
+from replicax._tracing.state import storage_of, types_of
 from replicax._variables import variable as variables
 from replicax._variables.variable import Variable
 
@@ -125,7 +126,7 @@ def _variables(covered: set[int]) -> Iterator[Uncovered]:
             )
         if id(one) in covered or not one._changed or one._hidden or one._name == "save_counter":
             continue
-        if one._storage.is_gone:  # with its last value
+        if storage_of(one).is_gone:  # with its last value
             continue
         if not _is_zero(one):  # as a total that was reset, which has nothing to lose
             by_line.setdefault(origin, []).append(one)
@@ -148,7 +149,7 @@ def _is_zero(one: Variable) -> bool:
     """
     with frames.lock:
         try:
-            leaves = one._storage.read()
+            leaves = storage_of(one).read()
         except UnavailableError:
             return False
     if any(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves):
@@ -229,7 +230,7 @@ def _keys(owners: Sequence[Any], held: Sequence[Variable | None]) -> Iterator[Un
     assert _baseline is not None
     leaves = [leaf for owner in owners if not isinstance(owner, Variable) for leaf in jax.tree.leaves(owner)]
     dtypes = [leaf.dtype for leaf in leaves if isinstance(leaf, jax.Array)]
-    dtypes += [kind.dtype for one in (*owners, *held) if isinstance(one, Variable) for kind in one._types]
+    dtypes += [kind.dtype for one in (*owners, *held) if isinstance(one, Variable) for kind in types_of(one)]
     if any(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) for dtype in dtypes):
         return  # the program saves one, from which others come
     alive = [one for one in gc.get_objects() if _is_key(one)]
@@ -252,7 +253,11 @@ def _keys(owners: Sequence[Any], held: Sequence[Variable | None]) -> Iterator[Un
 
 
 def _is_count(one: Variable) -> bool:
-    return len(one._types) == 1 and not one._types[0].shape and jax.numpy.issubdtype(one._types[0].dtype, np.integer)
+    return (
+        len(types_of(one)) == 1
+        and not types_of(one)[0].shape
+        and jax.numpy.issubdtype(types_of(one)[0].dtype, np.integer)
+    )
 
 
 def _bits(key: jax.Array) -> bytes:

@@ -24,6 +24,8 @@ from replicax._checkpoint.object_graph import ObjectNode, PositionLeaf
 from replicax._checkpoint.sources import SAVE_COUNTER, ReplicaxSource, Source
 from replicax._input.iterator import DistributedIterator
 from replicax._job import exchange, state
+from replicax._tracing.state import storage_of
+from replicax._values import mesh_of
 from replicax._variables.distributed import MirroredVariable
 
 _T = TypeVar("_T")
@@ -40,7 +42,7 @@ def _variable_of(owner: object) -> object:
 
 def is_shared(owner: object) -> bool:
     """Return True for an object that belongs to several processes."""
-    mesh = getattr(_variable_of(owner), "_mesh", None)
+    mesh = mesh_of(_variable_of(owner))
     of_several = isinstance(owner, DistributedIterator) or getattr(owner, "_saved_together", False)
     return bool(of_several or (mesh is not None and not mesh.all_local))
 
@@ -48,7 +50,7 @@ def is_shared(owner: object) -> bool:
 def may_differ(owner: object) -> bool:
     """Return True for a variable whose copies may differ, since it was created so."""
     variable = _variable_of(owner)
-    divided = isinstance(variable, MirroredVariable) and variable._storage.home.is_cut
+    divided = isinstance(variable, MirroredVariable) and storage_of(variable).home.is_cut
     return bool(getattr(variable, "_copies_may_differ", False)) and not divided
 
 

@@ -26,11 +26,10 @@ from replicax._values import (
     Mirrored,
     PerReplica,
     component_count,
+    components_of,
     counted_form,
     is_array,
-    local_shapes,
     mesh_of,
-    others_differ,
     traced_component,
 )
 
@@ -105,12 +104,13 @@ def check_static(value: PerReplica) -> None:
     """Raises `InvalidArgumentError` if the replicas' arrays differ in shape, for strategies that need equal ones."""
     if counted_form(value) is not None:  # its program has one shape
         return
-    shapes = local_shapes(value)
+    shapes = components_of(value).local_shapes()
     ids = range(len(shapes)) if (mesh := mesh_of(value)) is None else mesh.local_ids
-    if others_differ(value) or len(set(shapes)) > 1:
+    others_differ = components_of(value).others_differ()
+    if others_differ or len(set(shapes)) > 1:
         raise InvalidArgumentError(
             "The strategy has one program for all replicas, which needs the same shapes on each, but they are: "
-            f"{_each(shapes, ids)}{', and others on other hosts' if others_differ(value) else ''}. Where it is the "
+            f"{_each(shapes, ids)}{', and others on other hosts' if others_differ else ''}. Where it is the "
             "last batch of a dataset, drop it, `dataset.batch(batch_size, drop_remainder=True)` with a batch size that "
             f"{component_count(value)} (the number of replicas) divides, or pad it. "
             f"See {doc_pages.page('explanation/uneven-batches')}."

@@ -35,8 +35,9 @@ from replicax._values import (
     Mirrored,
     PerReplica,
     ReplicaMesh,
+    as_distributed,
+    components_of,
     global_array,
-    is_uniform,
     is_whole,
     mapped,
     mesh_of,
@@ -61,7 +62,7 @@ def is_variable(value: object) -> TypeGuard[VariableLike]:
 
 def placed(value: Leaf, destinations: object) -> Leaf:
     """Returns `value` where `destinations` is: mirrored for a distributed value or variable, else on its device."""
-    mesh: ReplicaMesh | None = getattr(destinations, "_mesh", None)
+    mesh = mesh_of(destinations)
     if isinstance(value, jax.core.Tracer):
         local = mesh is not None and isinstance(destinations, DistributedValues)
         return of_traced(Mirrored, value, mesh) if local else value
@@ -286,7 +287,10 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         parts = [value.values for value in values if not is_whole(value)]
         if not mesh.all_local and parts and not any(isinstance(part[0], IndexedSlices) for part in parts):
             cross_process.agree(mesh, "all_reduce", *parts)
-        return all(global_array(value) is not None if is_whole(value) else is_uniform(value) for value in values)
+        return all(
+            global_array(value) is not None if is_whole(value) else components_of(value).is_uniform()
+            for value in values
+        )
 
     def _run(
         self, op: ReduceOp, values: list[PerReplica], mesh: ReplicaMesh, options: CommunicationOptions
@@ -438,7 +442,7 @@ def check_destinations(destinations: object) -> None:
 
 def _as_per_replica(value: Leaf) -> PerReplica:
     if isinstance(value, DistributedValues):
-        value = value._as_distributed()
+        value = as_distributed(value)
     if isinstance(value, Mirrored):  # each copy is a component
         own, mesh = traced_component(value), mesh_of(value)
         return PerReplica(value.values, mesh) if own is None else of_traced(PerReplica, own, mesh)

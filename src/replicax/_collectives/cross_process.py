@@ -32,11 +32,11 @@ from replicax._values import (
     PerReplica,
     ReplicaMesh,
     as_rows,
+    components_of,
     cut_axis,
     first_row,
     is_array,
     mesh_of,
-    note_kinds,
     partition,
 )
 
@@ -99,7 +99,7 @@ def compare(value: PerReplica) -> None:
     assert mesh is not None
     with jax_internals.untraced():
         described = _descriptions(mesh, "the comparison of a PerReplica argument", [parts])
-    note_kinds(value, [_kind(text) for text in described[0]] if described else [parts[0]] * mesh.size)
+    components_of(value).note_kinds([_kind(text) for text in described[0]] if described else [parts[0]] * mesh.size)
 
 
 def _kind(described: str) -> jax.ShapeDtypeStruct:

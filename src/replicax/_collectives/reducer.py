@@ -40,10 +40,12 @@ from replicax._values import (
     PerReplica,
     ReplicaMesh,
     adopted,
+    as_distributed,
     as_rows,
     counted_form,
     global_array,
     is_array,
+    is_mirrored,
     is_whole,
     mesh_of,
     of_array,
@@ -92,7 +94,7 @@ class Reducer:
     def gather(self, value: Leaf, axis: int) -> Leaf:
         """Returns the concatenation of the components along `axis`; a value that is not distributed as it is."""
         value = self._checked(ReduceOp.MEAN, value)
-        if isinstance(value, DistributedValues) and value._is_mirrored:
+        if is_mirrored(value):
             of_variable = is_variable(value)
             value = self._components(value.values, value) if of_variable else PerReplica(value.values, self.mesh)
         if self.mesh.size == 1 and isinstance(value, PerReplica) and traced_component(value) is None:
@@ -202,12 +204,12 @@ class Reducer:
         """
         if not isinstance(value, DistributedValues):
             return self._own(value)
-        assert not (value._is_mirrored and op is ReduceOp.SUM), (
+        assert not (is_mirrored(value) and op is ReduceOp.SUM), (
             "The sum of a mirrored value is ambiguous: it is the same on every replica. Reduce a PerReplica value, or "
             "multiply by the number of replicas."
         )
-        if not value._is_mirrored:
-            return self._own(value._as_distributed())
+        if not is_mirrored(value):
+            return self._own(as_distributed(value))
         if getattr(value, "_copies_may_differ", None) is True and self.mesh.size > 1:
             return self._components(value.values, value)
         return value

@@ -29,10 +29,10 @@ from replicax._values import (
     PartRows,
     PerReplica,
     arrays_of,
+    components_of,
     is_differing,
     mark_results,
     note_differing,
-    others_differ,
     part_rows,
     regroup,
     select,
@@ -363,7 +363,7 @@ def run(
 
 
 def _is_uneven(leaf: Leaf) -> bool:
-    return others_differ(leaf) if isinstance(leaf, PerReplica) else is_differing(leaf)
+    return components_of(leaf).others_differ() if isinstance(leaf, PerReplica) else is_differing(leaf)
 
 
 _NOT_SEEN = (

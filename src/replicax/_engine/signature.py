@@ -28,12 +28,12 @@ from replicax._values import (
     PerReplica,
     ReplicaMesh,
     RowCounts,
+    components_of,
     counted_form,
     is_differing,
     is_number,
     is_numeric,
     mesh_of,
-    needs_comparison,
 )
 from replicax._values.forms import Shape
 
@@ -144,7 +144,7 @@ class CallSignature:
                     self.dynamic.append(counted.counts.array)
                 place = self._row_counts[id(counted.counts)]
                 return (kind, counted.array.shape, counted.array.dtype, (mesh_of(leaf), place))
-            if kind is PerReplica and needs_comparison(leaf):
+            if kind is PerReplica and components_of(leaf).needs_comparison():
                 cross_process.compare(leaf)
             array = array_of(leaf)
             if array is None:

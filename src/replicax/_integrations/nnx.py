@@ -42,8 +42,10 @@ from replicax._base.types import Tree, VariableAggregation, VariableSynchronizat
 from replicax._integrations import nnx_paths
 from replicax._integrations.nnx_checkpoints import checkpoint_leaf, is_arrays, nested_state
 from replicax._integrations.nnx_normalization import normalized, statistics, update_welford
-from replicax._tracing import active_tapes, frames
+from replicax._tracing import active_tapes, frames, strategy_like
 from replicax._tracing import context as _context
+from replicax._tracing.state import storage_of
+from replicax._values import mesh_of
 from replicax._variables import creators
 from replicax._variables.variable import Variable
 
@@ -175,11 +177,11 @@ class _Held:
         variable, frame = self.variable, frames.frame()
         if self.of_replica is _first_only and self.is_shared():
             variable.assign_add(value - variable.value(), read_value=False)  # what the replicas add is added up
-        elif self.of_replica is None or not variable._storage.home.has_rows(0) or self._in_replica():
+        elif self.of_replica is None or not storage_of(variable).home.has_rows(0) or self._in_replica():
             variable.assign(value, read_value=False)
         else:
             variable._settle()
-            (value,), mesh = variable._signature.convert_components("assign", value), variable._mesh
+            (value,), mesh = variable._signature.convert_components("assign", value), mesh_of(variable)
             assert mesh is not None
             traced = isinstance(frame, frames.TraceFrame)
             rows = [self.of_replica(value, i) for i in (range(mesh.size) if traced else mesh.local_ids)]
@@ -194,7 +196,7 @@ class _Held:
         strategy = self.variable.distribute_strategy
         if strategy is None or not self._in_replica():
             return False
-        return strategy.extended._variables_live_once and strategy.num_replicas_in_sync > 1
+        return strategy_like.variables_live_once(strategy) and strategy.num_replicas_in_sync > 1
 
 
 class _View:
@@ -253,7 +255,7 @@ class _View:
             if kind is not None:
                 beside: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
                 if content.of is not None and (of := self.variable(content.of)) is not None:
-                    beside = content.strategy.extended._colocate_state(of)
+                    beside = strategy_like.colocate_state(content.strategy, of)
                 named = thread_state.entered(rule_name=content.path)
                 with creators.outside(content.strategy), beside, named:
                     new = _new_variable(variable, content.value, kind)
@@ -276,14 +278,14 @@ class _View:
     def _settled_in_job(self, variable: nnx.Variable) -> None:
         """Has a variable hold the strategy's at once in a job, since other workers may draw other values."""
         content = self._slot.__get__(variable)
-        if type(content) is _Fresh and content.strategy.extended._worker.size > 1:
+        if type(content) is _Fresh and strategy_like.worker_of(content.strategy).size > 1:
             self._settled(variable)
 
     def _found_at(self, variable: nnx.Variable, path: str) -> None:
         """Notes the path of a variable in the object that was made with it."""
         content, kind = self._slot.__get__(variable), self._kind(variable)
         if type(content) is _Fresh and content.of is None and kind is not None and kind.trainable:
-            rules = content.strategy.extended._rules
+            rules = strategy_like.rules_of(content.strategy)
             if rules is not None and is_arrays(content.value):
                 content.path = path
                 rules.layouts(path, jax.tree.leaves_with_path(content.value), trainable=True)  # or says what is wrong
@@ -317,7 +319,7 @@ def _new_variable(variable: nnx.Variable, value: Tree, kind: _Kind) -> Variable:
     if aggregation is VariableAggregation.MEAN and not floating:
         aggregation = VariableAggregation.ONLY_FIRST_REPLICA
     if aggregation is None:  # all replicas assign the same
-        live_once = _context.get_strategy().extended._variables_live_once
+        live_once = strategy_like.variables_live_once(_context.get_strategy())
         aggregation = VariableAggregation.ONLY_FIRST_REPLICA if live_once else VariableAggregation.NONE
     return Variable(
         value,

@@ -21,7 +21,8 @@ from replicax._base import nest, planning, thread_state
 from replicax._base.types import Tree
 from replicax._collectives import cross_process, in_flight, sharding
 from replicax._tracing import frames
-from replicax._values import ReplicaMesh
+from replicax._tracing.state import storage_of, tree_of, types_of
+from replicax._values import ReplicaMesh, mesh_of
 from replicax._variables import deferred_restore
 from replicax._variables.distributed import MirroredVariable
 from replicax._variables.homes import Divided
@@ -54,7 +55,7 @@ def initial_state(init: Callable[[Tree], Tree], variables: Tree, cut: bool, divi
         if variable._late is not False:
             deferred_restore.settle(variable)
     if planning.are_abstract():
-        values = nest.map_values(lambda v: v._signature.unflatten(v._types), variables)
+        values = nest.map_values(lambda v: tree_of(v).unflatten(types_of(v)), variables)
         kinds, tree = jax.tree.flatten(jax.eval_shape(init, values))
         return InitialState(kinds, kinds, tree)
     with frames.lock:
@@ -63,7 +64,7 @@ def initial_state(init: Callable[[Tree], Tree], variables: Tree, cut: bool, divi
             return None
         device, mesh = place
         # Unlike `value()`, this does not lend the arrays: the program keeps none of them.
-        values = nest.map_values(lambda v: v._signature.unflatten(v._storage.read()), variables)
+        values = nest.map_values(lambda v: tree_of(v).unflatten(storage_of(v).read()), variables)
         with jax.default_device(device):
             program = state = None
             with contextlib.suppress(Exception):  # it needs concrete values, or fails with them too and says why
@@ -82,13 +83,13 @@ def initial_state(init: Callable[[Tree], Tree], variables: Tree, cut: bool, divi
 
 def _place(variables: list[Variable]) -> tuple[jax.Device, ReplicaMesh | None] | None:
     """Returns the one device of all variables, or the mesh that has copies of all of them; None for neither."""
-    mesh = variables[0]._mesh
-    mirrored = all(isinstance(v, MirroredVariable) and v._mesh is mesh for v in variables)
+    mesh = mesh_of(variables[0])
+    mirrored = all(isinstance(v, MirroredVariable) and mesh_of(v) is mesh for v in variables)
     if mesh is not None and mirrored:
         return mesh.local_devices[0], mesh
     if not all(type(v) is ResourceVariable and v._parent is None for v in variables):
         return None
-    leaves = [leaf for v in variables for leaf in v._storage.read()]
+    leaves = [leaf for v in variables for leaf in storage_of(v).read()]
     devices = {device for leaf in leaves for device in leaf.devices()}
     return (devices.pop(), None) if len(devices) == 1 and not any(leaf.committed for leaf in leaves) else None
 

@@ -22,6 +22,7 @@ from replicax._placement.arrays import Places, laid_out, of_array
 from replicax._report.placement_data import Index, Part, PlacedArray
 from replicax._values import Mirrored, PerReplica, global_array, mesh_of, padded_form
 from replicax._values.forms import Counted, Form, Padded, Replicated, Stacked
+from replicax._values.per_replica import components_of, whole_form
 from replicax._variables.homes import OnMesh, PartsHome, StackedHome
 from replicax._variables.inspection import leaves_of, storage_of
 from replicax._variables.variable import Variable
@@ -53,7 +54,7 @@ def arrays_in(
             is_named = variable is leaf and own.rpartition("/")[2] != "Variable"
             found += of_variable(variable, own if is_named else path or own, places)
         elif isinstance(leaf, (PerReplica, Mirrored)):
-            form = _taken(leaf) if as_input else leaf._form
+            form = _taken(leaf) if as_input else components_of(leaf).form
             found += _of_value(leaf, form, path or type(leaf).__name__, places)
         elif isinstance(leaf, (jax.Array, np.ndarray)):
             found.append(of_array(path or "array", leaf, places))
@@ -170,8 +171,9 @@ def _taken(value: PerReplica | Mirrored) -> Form:
     """Returns the form in which a program takes a value: one array on all devices, if there is one."""
     if isinstance(value, PerReplica) and (padded := padded_form(value)) is not None:
         return padded
-    array = None if isinstance(value._form, (Counted, Padded)) else global_array(value)
-    return value._form if array is None else value._whole(array)
+    form = components_of(value).form
+    array = None if isinstance(form, (Counted, Padded)) else global_array(value)
+    return form if array is None else whole_form(type(value))(array)
 
 
 def _of_value(value: PerReplica | Mirrored, form: Form, name: str, places: Places) -> list[PlacedArray]:

@@ -20,6 +20,7 @@ from replicax._engine.concrete_function import ConcreteFunction
 from replicax._engine.function import Function, concrete_of
 from replicax._saved_model import structures
 from replicax._saved_model.structures import Place
+from replicax._tracing.state import tree_of
 from replicax._values import is_array
 from replicax._variables.variable import Variable
 
@@ -79,7 +80,7 @@ class Concrete(NamedTuple):
         for variable in self.written:
             count = len(jax.tree.leaves(variable.shape, is_leaf=lambda shape: isinstance(shape, tuple)))
             new, outputs = outputs[:count], outputs[count:]
-            variable.assign(variable._signature.unflatten(new), read_value=False)
+            variable.assign(tree_of(variable).unflatten(new), read_value=False)
         return structures.mapped(lambda leaf: _result(leaf, outputs), self.results)
 
 

@@ -24,6 +24,7 @@ from replicax._saved_model import exporting, signatures, structures, tree
 from replicax._saved_model.asset import Asset
 from replicax._saved_model.exporting import Concrete, NotExportedError
 from replicax._tracing import frames
+from replicax._tracing.state import tree_of
 from replicax._variables.distributed import SyncOnReadVariable
 from replicax._variables.variable import Variable
 
@@ -217,7 +218,7 @@ def _variable_entry(variable: Variable) -> dict[str, Any]:
         "trainable": variable.trainable,
         "synchronization": variable.synchronization.name,
         "aggregation": variable.aggregation.name,
-        "structured": not jax.tree_util.treedef_is_leaf(variable._treedef),
+        "structured": not jax.tree_util.treedef_is_leaf(tree_of(variable)),
         "hidden": variable._hidden,
     }
 

@@ -17,6 +17,7 @@ from replicax._strategies.strategy import Strategy
 from replicax._tracing import context as _context
 from replicax._tracing import frames
 from replicax._tracing.context import StrategyLike
+from replicax._tracing.state import storage_of
 from replicax._values import ReplicaMesh
 from replicax._variables.as_leaves import refuse_split
 from replicax._variables.resource import ArrayStorage, ResourceVariable
@@ -57,7 +58,7 @@ class OneDeviceExtended(SingleReplicaExtended):
         (device,) = self._mesh.devices
         with jax.default_device(device):
             variable = ResourceVariable(**kwargs)
-            variable._strategy, storage = self._container, variable._storage
+            variable._strategy, storage = self._container, storage_of(variable)
             assert isinstance(storage, ArrayStorage)
             if not storage.is_abstract:
                 refuse_split(storage.read(), variable.name)

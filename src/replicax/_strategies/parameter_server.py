@@ -32,6 +32,7 @@ from replicax._strategies.single_replica import SingleReplicaExtended
 from replicax._strategies.strategy import Strategy
 from replicax._tracing import context as _context
 from replicax._tracing.context import StrategyLike
+from replicax._tracing.state import storage_of, tree_of
 from replicax._values import ReplicaMesh
 from replicax._variables import creators
 from replicax._variables.as_leaves import ARRAY, initial_tree
@@ -105,7 +106,7 @@ class ParameterServerExtended(SingleReplicaExtended):
         """Returns where the leaves of a variable lie; None where that is not in this cluster."""
         if not isinstance(variable, ServedVariable) or variable._cluster is not self._cluster:
             return None
-        return variable._treedef.unflatten(variable._storage.places)
+        return tree_of(variable).unflatten(storage_of(variable).places)
 
     def _new_variable(self, **kwargs: Tree) -> Variable:
         with creators.outside(self._container):

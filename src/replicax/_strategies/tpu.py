@@ -16,6 +16,7 @@ from replicax._strategies.replicated import MirroringExtended
 from replicax._strategies.sharding_rules import Dimensions
 from replicax._strategies.strategy import Strategy
 from replicax._tracing.context import StrategyLike
+from replicax._values import mesh_of
 
 
 class TPUExtended(MirroringExtended):
@@ -128,7 +129,7 @@ class TPUStrategy(Strategy):
                 "With experimental_spmd_xla_partitioning=True no tensor is assigned to one logical device. Use "
                 "experimental_split_to_logical_devices or experimental_replicate_to_logical_devices."
             )
-        return logical_devices.assigned(self._extended._mesh, tensor, "logical_device_id", logical_device_id)
+        return logical_devices.assigned(mesh_of(self._extended), tensor, "logical_device_id", logical_device_id)
 
     def experimental_split_to_logical_devices(self, tensor: Leaf, partition_dimensions: Sequence[int]) -> Leaf:
         """Does as `split_to_devices`, with numbers in place of the names of axes.
@@ -149,7 +150,8 @@ class TPUStrategy(Strategy):
         >>> halves.shape, halves.addressable_shards[0].data.shape
         ((2, 8), (2, 4))
         """
-        mesh = self._extended._mesh
+        mesh = mesh_of(self._extended)
+        assert mesh is not None
         layout = logical_devices.split_spec(mesh, logical_devices.shape_of(tensor), partition_dimensions)
         return logical_devices.lay_out(mesh, tensor, layout)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableSet, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
 from jax.sharding import PartitionSpec
@@ -64,14 +64,19 @@ class Stored(Protocol):
     def refuse_lost(self) -> None: ...
 
 
-class State(TapedVariable, Protocol):
+class TypedVariable(Protocol):
+    """A variable with leaves of known shapes and dtypes."""
+
+    @property
+    def _types(self) -> list[jax.ShapeDtypeStruct]: ...
+
+
+class State(TapedVariable, TypedVariable, Protocol):
     """What frames need of a variable. Leaves are lists, since a variable may hold a whole pytree."""
 
     _changed: bool
     _changed_by_input: bool
 
-    @property
-    def _types(self) -> list[jax.ShapeDtypeStruct]: ...
     @property
     def name(self) -> str: ...
     @property
@@ -82,6 +87,29 @@ class State(TapedVariable, Protocol):
     def _mesh(self) -> ReplicaMesh | None: ...
     @property
     def _storage(self) -> Stored: ...
+
+
+_S = TypeVar("_S", covariant=True)
+
+
+class _Storing(Protocol[_S]):
+    @property
+    def _storage(self) -> _S: ...
+
+
+def storage_of(variable: _Storing[_S]) -> _S:
+    """Return the object that holds the arrays of a variable."""
+    return variable._storage
+
+
+def types_of(variable: TypedVariable) -> list[jax.ShapeDtypeStruct]:
+    """Return the shapes and dtypes of a variable's leaves."""
+    return variable._types
+
+
+def tree_of(variable: TapedVariable) -> jax.tree_util.PyTreeDef:
+    """Return the structure of a variable's value."""
+    return variable._treedef
 
 
 class OneCopy(Stored, Protocol):

@@ -67,3 +67,28 @@ class StrategyLike(Protocol):
         options: RunOptions | None = None,
     ) -> Tree:
         """Calls a function on every replica."""
+
+
+def variables_live_once(strategy: StrategyLike) -> bool:
+    """Return whether a variable of the strategy has a single value for all replicas."""
+    return strategy.extended._variables_live_once
+
+
+def shards_optimizer_state(strategy: StrategyLike) -> bool:
+    """Return whether the state of optimizers is divided among the replicas."""
+    return strategy.extended._shards_optimizer_state
+
+
+def colocate_state(strategy: StrategyLike, variables: Tree) -> contextlib.AbstractContextManager[None]:
+    """Return a context that splits new variables like these, whose optimizer's state they are."""
+    return strategy.extended._colocate_state(variables)
+
+
+def worker_of(strategy: StrategyLike) -> Worker:
+    """Return this process among the processes of a strategy."""
+    return strategy.extended._worker
+
+
+def rules_of(strategy: StrategyLike) -> RulesLike | None:
+    """Return the rules that say by name how variables of a strategy are split."""
+    return strategy.extended._rules

@@ -23,6 +23,7 @@ from replicax._base.jax_internals import current_trace, first_copy
 from replicax._base.messages import received
 from replicax._base.types import Leaf, Tree
 from replicax._tracing import active_tapes, trace_caches
+from replicax._tracing.state import tree_of
 from replicax._tracing.tape_trace import Record, Recorder, TapedVariable, TapeTrace, is_inexact, walk
 
 # From the targets' cotangents to the gradients of the sources' arrays, None for those that nothing depends on.
@@ -389,7 +390,7 @@ def _like_source(source: Leaf, parts: list[jax.Array | None]) -> Tree:
     """Returns the gradient of a source, of those of its arrays."""
     if not active_tapes.is_variable(source):
         return parts[0]
-    return None if all(part is None for part in parts) else jax.tree.unflatten(source._treedef, map(_own, parts))
+    return None if all(part is None for part in parts) else jax.tree.unflatten(tree_of(source), map(_own, parts))
 
 
 def _own(gradient: jax.Array | None) -> jax.Array | None:

@@ -11,7 +11,7 @@ from replicax._base import doc_pages, nest, tracebacks
 from replicax._base.types import Leaf, ReduceOp, Tree
 from replicax._values.arrays import is_array
 from replicax._values.forms import Counted, Padded, Parts, Shape, Stacked
-from replicax._values.per_replica import PerReplica, mesh_of
+from replicax._values.per_replica import PerReplica, components_of
 
 
 class PartRows(NamedTuple):
@@ -34,7 +34,7 @@ class PartRows(NamedTuple):
 def part_rows(arguments: Tree) -> PartRows | None:
     """Return the rows of the replicas' parts; None if all have as many rows, or if nothing is known of them."""
     values = [leaf for leaf in nest.leaves(arguments) if isinstance(leaf, PerReplica)]
-    if any(isinstance(value._form, Counted) and value._form.shapes() is None for value in values):
+    if any(isinstance(form := components_of(value).form, Counted) and form.shapes() is None for value in values):
         return PartRows(None, padded=True)
     counts_of_values = [
         counts for leaf in nest.leaves(arguments, _has_rows) if (counts := _row_counts(leaf)) is not None
@@ -61,7 +61,7 @@ def _row_counts(leaf: Leaf) -> tuple[int, ...] | None:
 
 def _component_shapes(value: PerReplica) -> Sequence[Shape] | None:
     """Return the shapes of all replicas' components; None if they are not known or not all components are arrays."""
-    form, mesh = value._form, mesh_of(value)
+    form, mesh = components_of(value).form, components_of(value).mesh
     size = len(value.values) if mesh is None else mesh.size
     if isinstance(form, Padded):
         return form.shapes
@@ -87,13 +87,13 @@ def mark_results(results: Tree, rows: PartRows | None, sum_warning: str | None =
     if rows is not None or sum_warning is not None:
         for leaf in nest.leaves(results):
             if isinstance(leaf, PerReplica):
-                leaf._mark = sum_warning if rows is None else rows
+                components_of(leaf).mark = sum_warning if rows is None else rows
     return results
 
 
 def warn_of_reduction(op: ReduceOp, value: Tree) -> None:
     """Warn if the reduction of a value that `mark_results` has marked is probably a mistake."""
-    marks = [leaf._mark for leaf in nest.leaves(value) if isinstance(leaf, PerReplica)]
+    marks = [components_of(leaf).mark for leaf in nest.leaves(value) if isinstance(leaf, PerReplica)]
     if op is ReduceOp.MEAN:
         warn_of_mean((mark for mark in marks if isinstance(mark, PartRows)), "strategy.reduce('MEAN', ..., axis=None)")
     for warning in marks:
@@ -117,5 +117,5 @@ def warn_of_mean(rows: Iterable[PartRows | None], call: str) -> None:
 
 def rows_of(value: Leaf) -> PartRows | None:
     """Return the rows that a result of a replica function comes from, if `mark_results` has marked it."""
-    mark = value._mark if isinstance(value, PerReplica) else None
+    mark = components_of(value).mark if isinstance(value, PerReplica) else None
     return mark if isinstance(mark, PartRows) else None

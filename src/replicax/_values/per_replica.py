@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import jax
@@ -19,7 +18,8 @@ from replicax._base import jax_internals, nest, pickling
 from replicax._base.types import Leaf
 from replicax._report.notebooks import Displayed
 from replicax._values import errors
-from replicax._values.arrays import filled, is_array, is_numeric, largest_of, part_of
+from replicax._values.arrays import filled, largest_of, part_of
+from replicax._values.components import Components, any_traced, can_be_padded
 from replicax._values.forms import Counted, Form, Kind, Padded, Parts, Replicated, RowCounts, Shape, Stacked, Traced
 from replicax._values.mesh import AXIS, ReplicaMesh, local_replica
 from replicax._values.operators import ArrayOperators
@@ -48,7 +48,7 @@ class DistributedValues(nest.LeafBase, Displayed):
         raise NotImplementedError
 
     def _as_distributed(self) -> Value:
-        """Returns the value as `PerReplica` or `Mirrored`; of a variable, its current value."""
+        """Return the value as `PerReplica` or `Mirrored`; of a variable, its current value."""
         raise NotImplementedError
 
     def _text(self, show: Callable[[Leaf], str]) -> str:
@@ -65,46 +65,19 @@ class DistributedValues(nest.LeafBase, Displayed):
 class Value(DistributedValues):
     """The base of `PerReplica` and `Mirrored`: components in one form, and the mesh on which others are made."""
 
-    __slots__ = ("__weakref__", "_array", "_form", "_mark", "_mesh", "_padded", "_values")
-
-    _whole: type[Stacked] | type[Replicated]  # the form that is one global array
+    __slots__ = ("__weakref__", "_components")
 
     def __init__(self, values: Sequence[Leaf], mesh: ReplicaMesh | None = None):
-        self._set(Parts(tuple(values)), mesh)
+        self._components = Components(Parts(tuple(values)), mesh)
 
     def _as_distributed(self) -> Value:
         return self
-
-    def _set(self, form: Form, mesh: ReplicaMesh | None) -> None:
-        self._form, self._mesh = form, mesh
-        self._mark: object = None  # see `mark_results`
-        # What was made of the form so far.
-        self._values: tuple[Leaf, ...] | None = form.components if isinstance(form, Parts) else None
-        self._array: jax.Array | None = None
-        self._padded: Padded | None = form if isinstance(form, Padded) else None
 
     def __copy__(self) -> Value:
         return self  # which nothing changes
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (pickling.stored(self.values),)  # without devices, which another process need not have
-
-    def _made_array(self) -> jax.Array | None:
-        """Returns the global array of components of one shape and dtype, None of others."""
-        form = self._form
-        if self._array is None and isinstance(form, Parts) and is_uniform(self):
-            stacked = self._whole is Stacked
-            if _any_traced(form.components):
-                parts = [jnp.asarray(part) for part in form.components]
-                return jnp.stack(parts) if stacked else parts[0]
-            components = [np.asarray(part) if isinstance(part, np.generic) else part for part in form.components]
-            with jax_internals.untraced():
-                self._array = self._there().stack(components) if stacked else self._there().mirror(components)
-        return self._array
-
-    def _there(self) -> ReplicaMesh:
-        assert self._mesh is not None
-        return self._mesh
 
 
 class PerReplica(errors.NotATensor, Value):
@@ -123,10 +96,8 @@ class PerReplica(errors.NotATensor, Value):
 
     __slots__ = ()
 
-    _whole = Stacked
-
     def _text(self, show: Callable[[Leaf], str]) -> str:
-        form = self._form
+        form = self._components.form
         if isinstance(form, Counted) and form.shapes() is None:
             return f"PerReplica:{{padded rows, {show(form.array)}}}"
         return super()._text(show)
@@ -139,9 +110,10 @@ class PerReplica(errors.NotATensor, Value):
         >>> rx.PerReplica([1, 2]).values
         (1, 2)
         """
-        if self._values is not None:
-            return self._values
-        form, mesh = self._form, self._there()
+        components = self._components
+        if components.values is not None:
+            return components.values
+        form, mesh = components.form, components.on_mesh()
         if isinstance(form, Traced):
             if mesh.size == 1:
                 return (form.component,)
@@ -151,18 +123,18 @@ class PerReplica(errors.NotATensor, Value):
             if not _is_concrete(form.array):
                 return tuple(part_of(form.array[i], shape) for i, shape in enumerate(form.shapes))
             with jax_internals.untraced():
-                self._values = mesh.cut(form.array, form.shapes)
-            return self._values
+                components.values = mesh.cut(form.array, form.shapes)
+            return components.values
         if isinstance(form, Counted):
             if (shapes := form.shapes()) is None:
                 raise ValueError(errors.ROWS_NOT_KNOWN)
             with jax_internals.untraced():
-                self._values = mesh.cut(form.array, shapes)
-            return self._values
+                components.values = mesh.cut(form.array, shapes)
+            return components.values
         assert isinstance(form, Stacked)
         values = self._rows(form.array, mesh)
-        if not _any_traced(values):
-            self._values = values
+        if not any_traced(values):
+            components.values = values
         return values
 
     @staticmethod
@@ -195,7 +167,6 @@ class Mirrored(ArrayOperators, Value):
     __slots__ = ()
 
     _is_mirrored = True
-    _whole = Replicated
 
     def __bool__(self) -> bool:
         """Returns True, as in TensorFlow, where a mirrored value has no truth value of its own.
@@ -214,8 +185,9 @@ class Mirrored(ArrayOperators, Value):
         >>> rx.Mirrored([3, 3]).values
         (3, 3)
         """
-        if self._values is None:
-            form, mesh = self._form, self._there()
+        components = self._components
+        if components.values is None:
+            form, mesh = components.form, components.on_mesh()
             assert isinstance(form, Replicated | Traced)
             value = form.array if isinstance(form, Replicated) else form.component
             if isinstance(value, jax.core.Tracer):
@@ -223,13 +195,14 @@ class Mirrored(ArrayOperators, Value):
             if not isinstance(value, jax.Array):
                 return (value,) * len(mesh.local_ids)
             with jax_internals.untraced():
-                self._values = mesh.copies(value)
-        return self._values
+                components.values = mesh.copies(value)
+        return components.values
 
     def _operand(self) -> Leaf:
-        if isinstance(self._form, Traced):
-            return self._form.component
-        return self.values[0 if self._mesh is None else local_replica(self._mesh)]
+        form, mesh = self._components.form, self._components.mesh
+        if isinstance(form, Traced):
+            return form.component
+        return self.values[0 if mesh is None else local_replica(mesh)]
 
     def __getattr__(self, name: str) -> Leaf:  # called for missing ones
         if not name.startswith("_") and hasattr(component := self._operand(), name):
@@ -241,10 +214,6 @@ def _is_concrete(array: object) -> bool:
     return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
 
 
-def _any_traced(parts: Sequence[Leaf]) -> bool:
-    return any(isinstance(part, jax.core.Tracer) for part in parts)
-
-
 # Making values. Users' classes are not instantiated with a form, so that their constructor takes components alone.
 
 _V = TypeVar("_V", bound=Value)
@@ -253,13 +222,18 @@ _V = TypeVar("_V", bound=Value)
 def of_form(kind: type[_V], form: Form, mesh: ReplicaMesh | None) -> _V:
     """Returns a value of this class with its components in this form."""
     value = kind.__new__(kind)
-    value._set(form, mesh)
+    value._components = Components(form, mesh)
     return value
 
 
 def of_array(kind: type[_V], array: Leaf, mesh: ReplicaMesh | None) -> _V:
     """Returns a value of this class with this global array: replicated for `Mirrored`, else stacked."""
-    return of_form(kind, kind._whole(array), mesh)
+    return of_form(kind, whole_form(kind)(array), mesh)
+
+
+def whole_form(kind: type[Value]) -> type[Stacked] | type[Replicated]:
+    """Return the form that is one global array, for values of this class."""
+    return Stacked if issubclass(kind, PerReplica) else Replicated
 
 
 def of_traced(kind: type[_V], component: Leaf, mesh: ReplicaMesh | None) -> _V:
@@ -281,7 +255,7 @@ def of_kinds(values: Sequence[Leaf], kinds: Sequence[Kind], mesh: ReplicaMesh) -
     """Returns a value with these components here; `kinds` are the shapes and dtypes of all replicas'."""
     value = PerReplica(values, mesh)
     if not mesh.all_local:  # else they are there to be looked at
-        note_kinds(value, kinds)
+        components_of(value).note_kinds(kinds)
     return value
 
 
@@ -293,7 +267,7 @@ def from_host(parts: Sequence[Leaf], kinds: Sequence[Kind], mesh: ReplicaMesh) -
         kinds: shapes and dtypes of the components of all processes, in order of replica id.
         mesh: where to put them.
     """
-    if not _can_be_padded(parts, kinds, mesh):
+    if not can_be_padded(parts, kinds, mesh):
         return None
     shapes = [kind.shape for kind in kinds]
     array = mesh.stack([filled(part, largest_of(shapes)) for part in parts])
@@ -303,131 +277,67 @@ def from_host(parts: Sequence[Leaf], kinds: Sequence[Kind], mesh: ReplicaMesh) -
 # Asking for forms.
 
 
-def mesh_of(value: Value) -> ReplicaMesh | None:
-    """Returns the mesh of the strategy that a value belongs to, None for one that a user made of components."""
-    return value._mesh
+def components_of(value: Value) -> Components:
+    """Return the components of a value, in their forms."""
+    return value._components
+
+
+def is_mirrored(value: object) -> bool:
+    """Return whether a value or a variable is the same on every replica."""
+    return isinstance(value, DistributedValues) and value._is_mirrored
+
+
+def as_distributed(value: DistributedValues) -> Value:
+    """Return a value as `PerReplica` or `Mirrored`; of a variable, its current value."""
+    return value._as_distributed()
+
+
+def mesh_of(value: object) -> ReplicaMesh | None:
+    """Return the mesh of the strategy that a value or a variable belongs to; None for objects of no strategy."""
+    mesh: ReplicaMesh | None
+    mesh = components_of(value).mesh if isinstance(value, Value) else getattr(value, "_mesh", None)
+    return mesh
 
 
 def traced_component(value: object) -> Leaf:
     """Returns the component of a value that one replica has while its function is traced; None for any other object."""
-    form = value._form if isinstance(value, Value) else None
+    form = components_of(value).form if isinstance(value, Value) else None
     return form.component if isinstance(form, Traced) else None
 
 
 def is_whole(value: Value) -> bool:
     """Returns whether a value is one global array, so that all processes know its components to be alike."""
-    return isinstance(value._form, Stacked | Replicated)
+    return isinstance(components_of(value).form, Stacked | Replicated)
 
 
 def global_array(value: Value) -> jax.Array | None:
     """Returns a value's global array, None where components have none: they differ in shape, or are no arrays."""
-    form = value._form
+    form = components_of(value).form
     if isinstance(form, Stacked | Replicated):
         # A kind stands for an array in a program that is planned.
         return form.array if isinstance(form.array, (jax.Array, jax.ShapeDtypeStruct)) else None  # type: ignore[return-value]
-    return value._made_array()
+    return components_of(value).make_array(whole_form(type(value)) is Stacked)
 
 
 def padded_form(value: PerReplica) -> Padded | None:
-    """Returns the padded form of components that differ in shape; None if they cannot be padded.
+    """Return the padded form of components that differ in shape; None if they cannot be padded.
 
     They can if they are numeric, of equal dtypes and ranks, on one device each, and if all shapes are known: those of
     components in this process are, and those of values that a dataset or a program has made.
     """
-    form, mesh = value._form, value._mesh
-    if value._padded is not None or value._array is not None or not isinstance(form, Parts):
-        return value._padded
-    kinds: Sequence[Kind] = form.components if form.kinds is None else form.kinds
-    if mesh is None or not _can_be_padded(form.components, kinds, mesh):
-        return None
-    shapes = tuple(tuple(kind.shape) for kind in kinds)
-    if _any_traced(form.components):
-        return Padded(jnp.stack([filled(jnp.asarray(x), largest_of(shapes)) for x in form.components]), shapes)
-    with jax_internals.untraced():
-        value._padded = Padded(mesh.pad(form.components, largest_of(shapes)), shapes)
-    return value._padded
+    return components_of(value).make_padded()
 
 
 def counted_form(value: object) -> Counted | None:
     """Returns the form of a value whose components' numbers of rows are an input of programs; None for others."""
-    form = value._form if isinstance(value, PerReplica) else None
+    form = components_of(value).form if isinstance(value, PerReplica) else None
     return form if isinstance(form, Counted) else None
-
-
-def _can_be_padded(parts: Sequence[Leaf], kinds: Sequence[Kind], mesh: ReplicaMesh) -> bool:
-    """Returns whether these components can be padded; `kinds` are the shapes and dtypes of all replicas'.
-
-    All processes come to the same result, since they compare what all of them know.
-    """
-    return (
-        not mesh.logical_axes
-        and len(kinds) == mesh.size
-        and _are_numeric(parts)
-        and not any(jax.dtypes.issubdtype(part.dtype, jax.dtypes.extended) for part in parts)
-        and all(kind.dtype == kinds[0].dtype and kind.ndim == kinds[0].ndim for kind in kinds)
-    )
-
-
-def is_uniform(value: Value) -> bool:
-    """Returns whether the components here are arrays of one shape and dtype."""
-    form, mesh = value._form, value._mesh
-    if mesh is None or not isinstance(form, Parts) or form.differ or len(form.components) != len(mesh.local_ids):
-        return False
-    parts = form.components
-    return _are_numeric(parts) and all(part.shape == parts[0].shape and part.dtype == parts[0].dtype for part in parts)
-
-
-def _are_numeric(parts: Sequence[Leaf]) -> bool:
-    """Returns whether components are arrays that JAX can hold."""
-    return all(map(is_numeric, parts))
-
-
-def others_differ(value: Value) -> bool:
-    """Returns whether components in other processes are known to differ in shape from those here."""
-    if isinstance(value._form, Padded):
-        return not value._there().all_local
-    if isinstance(value._form, Counted):
-        return not value._there().all_local and len(set(value._form.counts.host or ())) > 1
-    return isinstance(value._form, Parts) and value._form.differ
-
-
-def note_kinds(value: PerReplica, kinds: Sequence[Kind]) -> None:
-    """Takes note of the shapes and dtypes of all replicas' components."""
-    assert isinstance(value._form, Parts)
-    differ = len({(kind.shape, str(kind.dtype)) for kind in kinds}) > 1
-    value._form = replace(value._form, kinds=kinds, differ=differ)
-
-
-def needs_comparison(value: PerReplica) -> bool:
-    """Returns whether the components are arrays of which other processes might have some of other shapes."""
-    form, mesh = value._form, value._mesh
-    if not isinstance(form, Parts) or mesh is None or mesh.all_local or len(form.components) != len(mesh.local_ids):
-        return False
-    known = form.kinds is not None or value._array is not None or value._padded is not None
-    return not known and _are_numeric(form.components) and not _any_traced(form.components)
-
-
-def local_shapes(value: PerReplica) -> list[Shape]:
-    """Returns the shapes of this process's components that are arrays; none of a stacked value, which has one."""
-    if value._values is not None and not isinstance(value._form, Stacked):
-        return [tuple(part.shape) for part in value._values if is_array(part)]
-    if isinstance(value._form, Padded):
-        return [value._form.shapes[i] for i in value._there().local_ids]
-    if isinstance(value._form, Counted) and (shapes := value._form.shapes()) is not None:
-        return [shapes[i] for i in value._there().local_ids]
-    return []
 
 
 def component_count(value: PerReplica | Mirrored) -> int:
     """Returns the number of components, on all workers together."""
-    return len(value.values) if value._mesh is None else value._mesh.size
-
-
-def made_forms(value: Value) -> list[object]:
-    """Returns the arrays that hold a value so far: its form's, and those that were made of it."""
-    form = value._form
-    whole = form.array if isinstance(form, Stacked | Replicated | Counted) else value._array
-    return [whole, value._padded and value._padded.array, *(value._values or ())]
+    mesh = mesh_of(value)
+    return len(value.values) if mesh is None else mesh.size
 
 
 def own_component(leaf: Leaf) -> Leaf:
@@ -440,5 +350,5 @@ def own_component(leaf: Leaf) -> Leaf:
 
 def adopted(value: Leaf, mesh: ReplicaMesh) -> Leaf:
     """Returns a PerReplica value that a user made of components, with this mesh; another value as it is."""
-    made = isinstance(value, PerReplica) and value._mesh is None
+    made = isinstance(value, PerReplica) and mesh_of(value) is None
     return PerReplica(value.values, mesh) if made and len(value.values) == len(mesh.local_ids) else value

@@ -10,7 +10,7 @@ import jax
 from replicax._base.types import Leaf
 from replicax._values.forms import Parts, Replicated, Stacked, Traced
 from replicax._values.mesh import ReplicaMesh
-from replicax._values.per_replica import Mirrored, PerReplica, Value, of_form, others_differ
+from replicax._values.per_replica import Mirrored, PerReplica, Value, components_of, of_form, whole_form
 
 # The class of a form that is one array; or of `Parts`, whether those of other processes differ.
 _FormOf: TypeAlias = type[Stacked] | type[Replicated] | type[Traced] | bool
@@ -18,14 +18,16 @@ _Aux: TypeAlias = tuple[_FormOf, ReplicaMesh | None]
 
 
 def _flatten(value: Value) -> tuple[tuple[Leaf, ...], _Aux]:
-    form = value._form
+    components = components_of(value)
+    form, mesh = components.form, components.mesh
     if isinstance(form, Traced):
-        return (form.component,), (Traced, value._mesh)
+        return (form.component,), (Traced, mesh)
     if isinstance(form, Stacked | Replicated):  # an array, or what JAX has put in its place
-        return (form.array,), (type(form), value._mesh)
-    if (array := value._made_array()) is not None:
-        return (array,), (value._whole, value._mesh)
-    return value.values, (others_differ(value), value._mesh)
+        return (form.array,), (type(form), mesh)
+    kind = whole_form(type(value))
+    if (array := components.make_array(kind is Stacked)) is not None:
+        return (array,), (kind, mesh)
+    return value.values, (components.others_differ(), mesh)
 
 
 def _unflatten(cls: type[Value]) -> Callable[[_Aux, Sequence[Leaf]], Value]:

@@ -11,14 +11,14 @@ from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import Leaf, Tree
 from replicax._values.arrays import ARRAYS
 from replicax._values.mesh import ReplicaMesh
-from replicax._values.per_replica import Mirrored, PerReplica, Value, made_forms
+from replicax._values.per_replica import Mirrored, PerReplica, Value, components_of
 
 
 def arrays_of(nest: Tree) -> list[jax.Array]:
     """Returns the arrays in a structure, in all forms of its values, by which a gradient tape may know them."""
     found: list[Leaf] = []
     for leaf in _nest.leaves(nest):
-        for form in made_forms(leaf) if isinstance(leaf, Value) else [leaf]:
+        for form in components_of(leaf).arrays() if isinstance(leaf, Value) else [leaf]:
             found += [form.values, form.indices] if isinstance(form, IndexedSlices) else [form]
     return [array for array in found if isinstance(array, jax.Array)]
 

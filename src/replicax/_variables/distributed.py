@@ -22,6 +22,7 @@ from replicax._values import (
     Mirrored,
     PerReplica,
     ReplicaMesh,
+    as_distributed,
 )
 from replicax._variables import assigned_alike, deferred_restore
 from replicax._variables.as_leaves import ARRAY, convert_leaf, refuse_split
@@ -207,7 +208,7 @@ class MirroredVariable(DistributedVariable):
         self._replicas.check_scope()
         if not self._replicas.is_inside():
             if isinstance(value, MirroredVariable) and value._mesh is self._mesh and value._treedef == ARRAY:
-                value = value._as_distributed()  # each copy stays on its device
+                value = as_distributed(value)  # each copy stays on its device
             self._write(method, self._signature.convert_components(method, value))
             return self._signature.unflatten(frames.frame().distributed(self, Mirrored)) if read_value else None
         if self._aggregation is _NONE:

@@ -23,6 +23,7 @@ from replicax._checkpoint import tensor_bundle
 from replicax._checkpoint.checkpoint import Checkpoint
 from replicax._integrations.keras.fit import strategy_of
 from replicax._job import exchange
+from replicax._tracing.strategy_like import worker_of
 
 if TYPE_CHECKING:
     import keras
@@ -44,7 +45,7 @@ def join() -> None:
 
 def _is_of_a_job(model: keras.Model) -> bool:
     strategy = strategy_of(model)
-    return strategy is not None and strategy.extended._worker.size > 1
+    return strategy is not None and worker_of(strategy).size > 1
 
 
 def _paths_of_all(path: str, message: str = "") -> list[tuple[str, str]]:

@@ -63,8 +63,8 @@ class Batches:
                 "The dataset has no end: say how many steps an epoch has, by `steps_per_epoch` (of validation data "
                 "`validation_steps`; of `evaluate` and `predict` `steps`)."
             )
-        self._strategy, self._data, self._here, self._steps = strategy, data, here, steps
-        self._coordinator = coordinator_of(strategy)
+        self._strategy, self.data, self.here, self.steps = strategy, data, here, steps
+        self.coordinator = coordinator_of(strategy)
 
     def __iter__(self) -> Scheduled:
         workers = self._strategy.extended._cluster.worker_addresses
@@ -72,11 +72,11 @@ class Batches:
 
     def of_workers(self) -> Iterator[Tree]:
         """Returns the iterator that each worker has of its own."""
-        data = self._data
+        data = self.data
         if is_dataset_function(data) and _takes_context(data):
             data = functools.partial(_distributed, self._strategy, data)
-        assert self._coordinator is not None
-        return iter(self._coordinator.create_per_worker_dataset(data))  # type: ignore[call-overload, no-any-return]
+        assert self.coordinator is not None
+        return iter(self.coordinator.create_per_worker_dataset(data))  # type: ignore[call-overload, no-any-return]
 
 
 def _distributed(strategy: Any, dataset_fn: Callable[..., Tree]) -> Tree:
@@ -104,7 +104,7 @@ class Scheduled:
 
     def __next__(self) -> Tree:
         if self._here is None:
-            self._here = iter(self._batches._here)
+            self._here = iter(self._batches.here)
         return next(self._here)
 
     def results(self, steps: Steps, count: int) -> list[Tree]:
@@ -126,8 +126,8 @@ class Scheduled:
 
     def _scheduled(self, steps: Steps, count: int) -> bool:
         """Schedules functions up to the number that may be ahead; returns whether any result is to come."""
-        if not self._pending and not self._left and self._batches._steps is not None:
-            self._left = -(-self._batches._steps // count) * count  # of a new epoch, in whole executions as Keras does
+        if not self._pending and not self._left and self._batches.steps is not None:
+            self._left = -(-self._batches.steps // count) * count  # of a new epoch, in whole executions as Keras does
         while len(self._pending) < max(self._ahead, count) and self._left != 0 and not self._ended:
             try:
                 self._pending.append(self._next(steps))
@@ -138,9 +138,9 @@ class Scheduled:
         return bool(self._pending)
 
     def _next(self, steps: Steps) -> RemoteValue:
-        coordinator = self._batches._coordinator
+        coordinator = self._batches.coordinator
         assert coordinator is not None
-        if not steps.reads_datasets or self._batches._data is None or self._batches._steps is None:
+        if not steps.reads_datasets or self._batches.data is None or self._batches.steps is None:
             return coordinator.schedule(steps.of_batch, args=(next(self),))
         if self._workers is None:
             self._workers = self._batches.of_workers()
@@ -150,7 +150,7 @@ class Scheduled:
         """Returns the error that was the first one, after all that is under way has ended."""
         self._pending.clear()
         self._ended = True
-        coordinator = self._batches._coordinator
+        coordinator = self._batches.coordinator
         assert coordinator is not None
         try:
             coordinator.join()
