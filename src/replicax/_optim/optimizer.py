@@ -24,9 +24,10 @@ from replicax._engine.replica_trace import SpmdContext
 from replicax._optim.initial_state import InitialState, initial_state
 from replicax._optim.reduce_value_fn import NOT_COMPILED, reduce_value_fn
 from replicax._passes import sharded_eval
-from replicax._tracing import context, strategy_like
+from replicax._tracing import context
 from replicax._tracing.context import ReplicaContext, StrategyLike
 from replicax._tracing.state import storage_of, tree_of, types_of
+from replicax._tracing.strategy_like import colocate_state, shards_optimizer_state, variables_live_once
 from replicax._values import Kind, PerReplica, is_number, rows_of, traced_component, warn_of_mean
 from replicax._variables.assigned_alike import CopiesMayDiffer, MayDiffer
 from replicax._variables.distributed import MirroredVariable
@@ -115,7 +116,7 @@ class Optimizer:
         self._run_compiled = Function(lambda *args: self._strategy.run(self._apply, args=args))
         strategy = self._strategy or context.get_strategy()
         divided = strategy.extended._divided if self._state_may_differ() is not True else _leave_whole
-        with strategy.scope(), strategy_like.colocate_state(strategy, variables):
+        with strategy.scope(), colocate_state(strategy, variables):
             made = initial_state(transformation.init, variables, self._sharded, divided)
             state = transformation.init(self._parameters()) if made is None else None
             self.state = self._create_state(made, state)
@@ -146,11 +147,7 @@ class Optimizer:
         strategy = self._strategy or context.get_strategy()
         try:
             self._sharded = self._is_sharded()
-            with (
-                planning.abstract_variables(),
-                strategy.scope(),
-                strategy_like.colocate_state(strategy, self._variables),
-            ):
+            with planning.abstract_variables(), strategy.scope(), colocate_state(strategy, self._variables):
                 self.state = self._create_state(InitialState([*kinds], kinds, tree))  # type: ignore[list-item]
             yield
         finally:
@@ -218,7 +215,7 @@ class Optimizer:
                 gradients, own = self._weigh_by_rows((gradients, own), replica_context)
                 extra_args = extra_args | own
                 if callable(value_fn := extra_args.get("value_fn")) and replica_context.num_replicas_in_sync > 1:
-                    live_once = strategy_like.variables_live_once(replica_context.strategy)
+                    live_once = variables_live_once(replica_context.strategy)
                     if not isinstance(replica_context, SpmdContext) or live_once:
                         raise RuntimeError(NOT_COMPILED)
 
@@ -277,11 +274,7 @@ class Optimizer:
         if replica_context is not None and replica_context.num_replicas_in_sync > 1:
             gradients = replica_context._reduce_nest(self._reduce_op, gradients, self._options)
             extra_args = extra_args | self._reduce_own(replica_context, extra_args)
-        if (
-            replica_context is not None
-            and self._strategy is not None
-            and strategy_like.variables_live_once(self._strategy)
-        ):
+        if replica_context is not None and self._strategy is not None and variables_live_once(self._strategy):
             replica_context.merge_call(self._assign_once, (gradients, extra_args))
         else:
             self._assign(gradients, parameters, extra_args)
@@ -308,7 +301,7 @@ class Optimizer:
     # With the state sharded over the replicas.
 
     def _is_sharded(self) -> bool:
-        if self._strategy is None or not strategy_like.shards_optimizer_state(self._strategy):
+        if self._strategy is None or not shards_optimizer_state(self._strategy):
             return False
         for variable in self._flat:
             if not isinstance(variable, MirroredVariable) or variable.distribute_strategy is not self._strategy:
