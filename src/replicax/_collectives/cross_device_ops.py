@@ -287,10 +287,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         parts = [value.values for value in values if not is_whole(value)]
         if not mesh.all_local and parts and not any(isinstance(part[0], IndexedSlices) for part in parts):
             cross_process.agree(mesh, "all_reduce", *parts)
-        return all(
-            global_array(value) is not None if is_whole(value) else components_of(value).is_uniform()
-            for value in values
-        )
+        return all(global_array(v) is not None if is_whole(v) else components_of(v).is_uniform() for v in values)
 
     def _run(
         self, op: ReduceOp, values: list[PerReplica], mesh: ReplicaMesh, options: CommunicationOptions
