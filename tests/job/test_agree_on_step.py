@@ -228,16 +228,16 @@ def test_process_0_looks_again_when_the_grace_period_is_nearly_over(own_gate, mo
     monkeypatch.setattr(coordinator, "GATE", own_gate)
     process = Coordinator({0: Peer("worker 0", "")}, CallLog(), heartbeat=40.0, members={})
     try:
-        usual = process._patience(1000.0)
+        usual = process.patience(1000.0)
         process._take_posted("noticed", {"reason": "worker 0 is to end", "grace": 100.0, "ends": 0}, 1000.0)
         process._agree(1000.0)
         process._take_posted("saved", {"answer": 5.0}, 1000.0)
         process._agree(1000.0)
-        assert process._patience(1000.0) == usual > 0.5
-        assert process._patience(1094.75) == 0.25
+        assert process.patience(1000.0) == usual > 0.5
+        assert process.patience(1094.75) == 0.25
         process._agree(1095.0)
         assert own_gate.passes() and not own_gate.passes()
-        assert process._patience(1095.0) == usual  # for what the processes say now
+        assert process.patience(1095.0) == usual  # for what the processes say now
     finally:
         process.forget()
 

@@ -102,7 +102,7 @@ class TensorShape(ShapeChecks, tuple[int | None, ...]):
     def is_compatible_with(self, other: ShapeLike) -> bool:
         """Returns whether a tensor can have both shapes: equal in every dimension that both know."""
         other = TensorShape(other)
-        if not (self._known and other._known):
+        if None in (self.rank, other.rank):
             return True
         pairs = zip(map(_size, self), map(_size, other))
         return len(self) == len(other) and all(a is None or b is None or a == b for a, b in pairs)
@@ -115,7 +115,7 @@ class TensorShape(ShapeChecks, tuple[int | None, ...]):
     def concatenate(self, other: ShapeLike) -> TensorShape:
         """Returns these dimensions and then those of `other`."""
         other = TensorShape(other)
-        return TensorShape([*self, *other] if self._known and other._known else None)
+        return TensorShape([*self, *other] if None not in (self.rank, other.rank) else None)
 
     def __add__(self, other: Any) -> Any:
         if not (self._known and getattr(other, "_known", True)):
@@ -206,7 +206,7 @@ class TensorSpec(TypeSpec):
 
     def __init__(self, shape: ShapeLike, dtype: Any = np.float32, name: str | None = None):
         self._shape = TensorShape(shape)
-        if self._shape._known and any(map(_is_symbolic, self._shape)):  # of a tensor in a trace for all sizes
+        if self._shape.rank is not None and any(map(_is_symbolic, self._shape)):  # of a tensor in a trace for all sizes
             self._shape = TensorShape(self._shape.as_list())
         self._dtype = as_dtype(dtype)
         self._name = name

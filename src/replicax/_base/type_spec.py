@@ -107,7 +107,7 @@ class TypeSpec:
         return f"{type(self).__name__}{self._serialize()!r}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self)._deserialize, (self._serialize(),)
+        return self._deserialize, (self._serialize(),)
 
 
 class _Differs(Exception):

@@ -58,7 +58,7 @@ class ClusterSpec:
 
     def __init__(self, cluster: Any):
         if isinstance(cluster, ClusterSpec):
-            cluster = cluster._jobs
+            cluster = cluster.as_dict()
         elif isinstance(cluster, ClusterDef):
             cluster = {job.name: job.tasks for job in cluster.job}
         elif not isinstance(cluster, Mapping):

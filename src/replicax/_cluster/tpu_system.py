@@ -70,7 +70,9 @@ def replica_devices(assignment: DeviceAssignment | None) -> list[list[jax.Device
     for replica in range(assignment.num_replicas):
         row = []
         for core in range(assignment.num_cores_per_replica):
-            task, ordinal = assignment.topology._place(assignment.coordinates(replica, core))
+            place, topology = assignment.coordinates(replica, core), assignment.topology
+            task = topology.task_ordinal_at_coordinates(place)
+            ordinal = topology.tpu_device_ordinal_at_coordinates(place)
             if task >= len(devices) or ordinal >= len(devices[task]):
                 raise DeviceError(
                     f"The device assignment has device {ordinal} of task {task} for replica {replica}, but there are "

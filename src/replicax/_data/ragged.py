@@ -234,7 +234,7 @@ class RaggedTensor(RaggedForms, composites.Composite):
             rows = range(self.nrows())[key]
             if rows.step == 1:
                 return _rows(RaggedTensor(self.values, self.row_splits), rows.start, max(rows.start, rows.stop))
-            return self._chosen(list(rows))
+            return select_rows(self, list(rows))
         try:
             row = range(self.nrows())[key]
         except TypeError as error:
@@ -260,14 +260,6 @@ class RaggedTensor(RaggedForms, composites.Composite):
         if not isinstance(rest[0], slice):
             return xp.stack(rows)
         return type(self).from_row_lengths(xp.concatenate(rows), np.array(list(map(len, rows)), np.int64))
-
-    def _chosen(self, rows: list[int]) -> RaggedTensor:
-        """Returns the rows of these numbers."""
-        splits = np.asarray(self.row_splits)
-        places = np.concatenate([np.empty(0, np.int64), *(np.arange(splits[i], splits[i + 1]) for i in rows)])
-        lengths = np.array([splits[i + 1] - splits[i] for i in rows], np.int64)
-        inside = self.values._chosen(places.tolist()) if isinstance(self.values, RaggedTensor) else self.values[places]
-        return type(self).from_row_lengths(inside, lengths)
 
     def __iter__(self) -> Iterator[Tree]:
         return (self[row] for row in range(self.nrows()))
@@ -320,6 +312,15 @@ def _rows(values: _Array | RaggedTensor, start: int, stop: int) -> _Array | Ragg
         return values[start:stop]
     splits = values.row_splits[start : stop + 1]
     return RaggedTensor(_rows(values.values, int(splits[0]), int(splits[-1])), splits - splits[0])
+
+
+def select_rows(ragged: RaggedTensor, rows: Sequence[int] | np.ndarray) -> RaggedTensor:
+    """Return the rows of these numbers."""
+    splits, values = np.asarray(ragged.row_splits), ragged.values
+    places = np.concatenate([np.empty(0, np.int64), *(np.arange(splits[i], splits[i + 1]) for i in rows)])
+    lengths = np.array([splits[i + 1] - splits[i] for i in rows], np.int64)
+    inside = select_rows(values, places) if isinstance(values, RaggedTensor) else values[places]
+    return type(ragged).from_row_lengths(inside, lengths)
 
 
 class RaggedTensorSpec(TypeSpec):

@@ -111,10 +111,8 @@ class Reading:
 
     def child(self, share: tuple[int, int] | None = None) -> Reading:
         """Returns a part of this reading: of a dataset that a function made, or one to fill a cache."""
-        child = copy.copy(self)
-        child.share = self.share if share is None else share
-        child._path, child._numbers, child._parts = [*self._path, next(self._numbers)], itertools.count(), []
-        return child
+        path = [*self._path, next(self._numbers)]
+        return self._replace(share=share or self.share, _path=path, _numbers=itertools.count(), _parts=[])
 
     def part(self, number: int) -> Reading:
         """Returns the part of this reading that reads one of several datasets behind each other.
@@ -122,15 +120,17 @@ class Reading:
         The orders of shuffles follow from the part in which they stand, and not from what has been read before: a
         thread that reads ahead may or may not have begun the part before.
         """
-        part = copy.copy(self)
-        part._parts, part._passes = [*self._parts, number], weakref.WeakKeyDictionary()
-        return part
+        return self._replace(_parts=[*self._parts, number], _passes=weakref.WeakKeyDictionary())
 
     def with_errors(self, ignored: Callable[[Exception], None] | None) -> Reading:
         """Returns this reading, in which exceptions go to `ignored` or, for None, are raised."""
-        same = copy.copy(self)
-        same.ignored = ignored
-        return same
+        return self._replace(ignored=ignored)
+
+    def _replace(self, **attributes: Any) -> Reading:
+        """Return a copy of this reading with other attributes; the copy shares the rest."""
+        changed = copy.copy(self)
+        vars(changed).update(attributes)
+        return changed
 
     def guarded(self, elements: Iterator[Tree]) -> Iterator[Tree]:
         """Returns the elements; where exceptions are ignored, without those that raise one."""

@@ -81,7 +81,7 @@ class Function:
     @tracebacks.boundary
     def __call__(self, *args: Tree, **kwargs: Tree) -> Tree:
         if self._input_signature is not None:
-            args, kwargs = bind_declared(self._input_signature, args, kwargs, self._signature)
+            args, kwargs = bind_declared(self._input_signature, args, kwargs, self._code.signature)
         return self._calls.run(args, kwargs)
 
     @property
@@ -103,10 +103,6 @@ class Function:
     # Public properties and methods.
 
     @property
-    def _name(self) -> str:
-        return self._code.name
-
-    @property
     def python_function(self) -> Callable[..., Tree]:
         """The Python function itself.
 
@@ -115,10 +111,6 @@ class Function:
         3
         """
         return self._code.function
-
-    @functools.cached_property
-    def _signature(self) -> inspect.Signature:
-        return inspect.signature(self.python_function)
 
     @property
     def steps_per_call(self) -> int:
@@ -176,17 +168,8 @@ class Function:
         """
         if self._input_signature is not None:
             return [self.get_concrete_function()]
-        found = {repr(made): made for made in self._called_with()}
+        found = {repr(made): made for made in called_with(self)}
         return list({**found, **self._concrete}.values())
-
-    def _called_with(self) -> list[ConcreteFunction]:
-        """Returns it for the arguments that its programs were made for, without those that have objects in them."""
-        found = []
-        for key, programs in list(self._programs.entries.items()):
-            called = key not in self._programs.looked_at or any(program.is_compiled for program in programs)
-            if programs and called and (arguments := arguments_of(key)) is not None:
-                found.append(concrete_of(self, *arguments))
-        return [made for made in found if made.trace is not None]
 
     def pretty_printed_concrete_signatures(self, verbose: bool = True) -> str:
         """Returns the names, dtypes and shapes of the programs that there are, one a line.
@@ -280,7 +263,7 @@ class Function:
     def _program(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> tuple[Program, CallSignature]:
         """Return the program for these arguments and the next elements of iterators, and the call; pull nothing."""
         if self._input_signature is not None:
-            args, kwargs = bind_declared(self._input_signature, args, kwargs, self._signature)
+            args, kwargs = bind_declared(self._input_signature, args, kwargs, self._code.signature)
         return self._calls.find(args, kwargs)
 
 
@@ -296,8 +279,18 @@ def program_of(function: Function, args: tuple[Tree, ...], kwargs: dict[str, Tre
 
 def concrete_of(function: Function, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> ConcreteFunction:
     """Return a function for arguments of one kind, see `Function.get_concrete_function`."""
-    calls = function._calls
+    calls = calls_of(function)
     return ConcreteFunction(function, calls.trace, calls.programs.general_for, function.python_function, args, kwargs)
+
+
+def called_with(function: Function) -> list[ConcreteFunction]:
+    """Return a function for the arguments of each program, without arguments that are objects of Python."""
+    found, known = [], calls_of(function).programs
+    for key, programs in list(known.entries.items()):
+        called = key not in known.looked_at or any(program.is_compiled for program in programs)
+        if programs and called and (arguments := arguments_of(key)) is not None:
+            found.append(concrete_of(function, *arguments))
+    return [made for made in found if made.trace is not None]
 
 
 class _Method(Function):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
+import inspect
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -153,6 +155,11 @@ class PythonCode:
     def name(self) -> str:
         """The Python function's name, by which programs and steps go."""
         return jaxprs.identifier(self.function)
+
+    @functools.cached_property
+    def signature(self) -> inspect.Signature:
+        """The Python function's signature."""
+        return inspect.signature(self.function)
 
     def call(self, args: tuple[Tree, ...], kwargs: dict[str, Tree], converts: bool = True) -> Tree:
         """Calls the Python function; with `converts`, converted for tensors if it was declared so, and else not.

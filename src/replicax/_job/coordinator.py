@@ -33,8 +33,8 @@ class Coordinator(Monitor):
         self._leaving: float | None = None
         self._compile_watch = _CompileWatch(self._looked)
 
-    def _patience(self, now: float) -> float:
-        due, usual = self._agreement.due(), super()._patience(now)
+    def patience(self, now: float) -> float:
+        due, usual = self._agreement.due(), super().patience(now)
         return usual if due is None else min(usual, max(0.01, due - now))
 
     def _channels(self) -> list[Channel]:

@@ -59,7 +59,7 @@ class Monitor:
         """Seconds from one word to the next."""
         return max(0.05, min(beat_interval(self.heartbeat), (self.own.step_timeout or math.inf) / 4))
 
-    def _patience(self, now: float) -> float:
+    def patience(self, now: float) -> float:
         """Returns the seconds after which the monitor looks again though nothing comes."""
         return 0.05 if self._soon else self._interval
 
@@ -91,7 +91,7 @@ class Monitor:
     def _run(self) -> None:
         try:
             while not self.over.is_set():
-                wait(self._channels(), [self._woken], self._patience(time.monotonic()))
+                wait(self._channels(), [self._woken], self.patience(time.monotonic()))
                 if len(self.peers) > _MANY:
                     time.sleep(0.05)
                 self._turn(time.monotonic())

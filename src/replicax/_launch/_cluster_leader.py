@@ -46,10 +46,10 @@ class ClusterLeader(Leader):
         self._held: dict[Link, Message] = {}  # who waits for the place of a member that may still be there
         super().__init__(workers, max_restarts, start_timeout, ps, secret, job)
 
-    def _begin_again(self) -> None:
+    def begin_again(self) -> None:
         gone = [link for link in self._members.joined if self._has_gone(link)]
         before = {_Absent(): (self._members.joined[link], self._members.outcomes[link]) for link in gone}
-        super()._begin_again()
+        super().begin_again()
         for link, (member, outcomes) in before.items():
             self._members.joined[link], self._members.outcomes[link] = member, outcomes
 
@@ -61,19 +61,19 @@ class ClusterLeader(Leader):
             or (lost and self._members.has_only_workers(link))
         )
 
-    def _start(self) -> None:
-        super()._start()
+    def start(self) -> None:
+        super().start()
         if absent := [link for link in self._members.joined if isinstance(link, _Absent)]:
             self._members.send_all(_note(f"{self._members.names(absent)} left before this attempt. The job goes on."))
 
-    def _place_tasks(self) -> dict[str, list[str]]:
+    def place_tasks(self) -> dict[str, list[str]]:
         # The servers are dealt to the members in turn; the first member has the chief.
         members = self._members
         here = [link for link in members.in_order() if not isinstance(link, _Absent)]
         members.servers = {link: list(range(place, self._ps, len(here))) for place, link in enumerate(here)}
         offered = [members.joined[link]["offered"] for link in here]
         servers = [offered[index % len(here)][index] for index in range(self._ps)]
-        return {"chief": offered[0][-1:], **super()._place_tasks(), "ps": servers}
+        return {"chief": offered[0][-1:], **super().place_tasks(), "ps": servers}
 
     def _note_down(self, *tasks: Task) -> None:
         self._members.down.update(tasks)
@@ -82,16 +82,16 @@ class ClusterLeader(Leader):
         if workers >= self.workers or any(task.kind in ("chief", "ps") for task in down):
             self._stop()
 
-    def _signalled(self, link: Link, number: int) -> None:
+    def take_signal(self, link: Link, number: int) -> None:
         # A machine that is to be shut down gets SIGTERM.
         if link in self._members.leaving:
             return
         if number == signal.SIGTERM and self._members.has_only_workers(link) and not self._stopped:
             self._members.leaving.add(link)
         else:
-            super()._signalled(link, number)
+            super().take_signal(link, number)
 
-    def _done(self, link: Link, outcomes: list[Outcome]) -> None:
+    def take_outcomes(self, link: Link, outcomes: list[Outcome]) -> None:
         self._members.outcomes[link] = outcomes
         if link in self._members.leaving:
             self._note_down()
@@ -103,7 +103,7 @@ class ClusterLeader(Leader):
                 text = f"interrupted by SIGTERM; {names} left. The job goes on."
                 status = exit_status(-signal.SIGTERM)
                 link.send({"op": "outcome", "status": status, "text": text, "again": False, "restart": ""})
-        super()._done(link, outcomes)
+        super().take_outcomes(link, outcomes)
         self._release()
 
     def left(self, link: Link) -> None:
@@ -117,10 +117,10 @@ class ClusterLeader(Leader):
             del self._members.outcomes[link]  # its tasks have never ended
             self._members.send_all(_note(f"{self._members.names([link])} came back."))
 
-    def _problem(self, message: Message) -> str | None:
+    def find_problem(self, message: Message) -> str | None:
         before = self._before(message)
         if before is None:
-            return super()._problem(message)
+            return super().find_problem(message)
         if self._running and (host := self._members.host(before)) != message["host"]:
             return (
                 f"The workers whose place it takes were at {host}, where the others look for them, and it is at "
@@ -136,13 +136,13 @@ class ClusterLeader(Leader):
         same = (link for link, member in self._members.joined.items() if numbers(member) == numbers(message))
         return next(filter(may_be_replaced, same), None)
 
-    def _admit(self, link: Link, message: Message) -> None:
+    def admit(self, link: Link, message: Message) -> None:
         before = self._before(message)
         if before is None:
-            super()._admit(link, message)
+            super().admit(link, message)
         elif not self._running:
             del self._members.joined[before], self._members.outcomes[before]
-            super()._admit(link, message)
+            super().admit(link, message)
         elif before not in self._members.outcomes:
             self._held[link] = message
             text = f"{self._members.names([before])} still runs, as far as is known. This launcher waits for its end."

@@ -105,16 +105,16 @@ class Leader:
                 if any(how == "waits" and ended & of for how, of in self._stands.values()):
                     self._stop()  # it would wait for one that will never come
             elif message["op"] == "done":
-                self._done(link, self._members.parse_outcomes(link, message["outcomes"]))
+                self.take_outcomes(link, self._members.parse_outcomes(link, message["outcomes"]))
             elif message["op"] == "down":
                 self._note_down(Task(message["kind"], message["index"]))
             elif message["interrupt"] is None:
                 self._stop()
             else:
-                self._signalled(link, int(message["interrupt"]))
+                self.take_signal(link, int(message["interrupt"]))
         return link in self._members.joined
 
-    def _signalled(self, link: Link, number: int) -> None:
+    def take_signal(self, link: Link, number: int) -> None:
         """Acts on a signal that asks a member to end."""
         if self._interrupt is None:
             self._interrupt = number, self._members.host(link)
@@ -135,7 +135,7 @@ class Leader:
         if self._running and link in self._members.joined and link not in self._members.outcomes:
             outcomes = self._members.lose(link, how)
             self._note_down()
-            self._done(link, outcomes)
+            self.take_outcomes(link, outcomes)
 
     def heard(self, link: Link) -> None:
         """Acts on a sign of life of a member, which may have been counted as lost."""
@@ -153,32 +153,32 @@ class Leader:
         known = all(map(_is_address, [*addresses, *offered])) and len(offered) == offers(message["ps"])
         if not (0 <= first < first + len(addresses) <= message["workers"] and known):
             raise ValueError("no workers of a job")
-        if problem := self._problem(message):
+        if problem := self.find_problem(message):
             link.send({"op": "refused", "message": problem})
         else:
-            self._admit(link, message)
+            self.admit(link, message)
         return True
 
-    def _problem(self, message: Message) -> str | None:
+    def find_problem(self, message: Message) -> str | None:
         """Returns why a launcher cannot join; None if it can."""
         if self._running or self._finished:
             return STARTED
         return self._terms.find_difference(message) or self._members.find_claim(message)
 
-    def _admit(self, link: Link, message: Message) -> None:
+    def admit(self, link: Link, message: Message) -> None:
         self._members.joined[link] = message
         if self._members.are_complete():
             self._deadline.cancel()
             self._running = True
-            self._start()
+            self.start()
 
-    def _start(self) -> None:
+    def start(self) -> None:
         """Tells the members the addresses of all tasks, and which of those beside the workers are theirs."""
-        self._cluster = self._place_tasks()
+        self._cluster = self.place_tasks()
         for link in self._members.in_order():
             self._send_start(link)
 
-    def _place_tasks(self) -> dict[str, list[str]]:
+    def place_tasks(self) -> dict[str, list[str]]:
         """Return the addresses of all tasks by their kinds."""
         members = self._members
         return {"worker": [address for link in members.in_order() for address in members.joined[link]["addresses"]]}
@@ -204,7 +204,7 @@ class Leader:
             self._stopped = True
             self._members.send_all({"op": "stop", "interrupt": interrupt})
 
-    def _done(self, link: Link, outcomes: list[Outcome]) -> None:
+    def take_outcomes(self, link: Link, outcomes: list[Outcome]) -> None:
         self._members.outcomes[link] = outcomes
         if len(self._members.outcomes) < len(self._members.joined):
             return
@@ -227,11 +227,11 @@ class Leader:
         self._finished = not again
         if again:
             self._attempt += 1
-            self._begin_again()
+            self.begin_again()
         for member in members:
             member.send(message)
 
-    def _begin_again(self) -> None:
+    def begin_again(self) -> None:
         """Has all members join anew."""
         self._gather()
 

@@ -12,7 +12,7 @@ from replicax._base.errors import UnavailableError
 from replicax._base.messages import received
 from replicax._base.types import Tree
 from replicax._engine.concrete_function import ConcreteFunction
-from replicax._engine.function import Function, is_function
+from replicax._engine.function import Function, calls_of, is_function
 from replicax._job import state
 from replicax._parameter_server.closures import ClosureQueue
 from replicax._parameter_server.cluster import Cluster, aside
@@ -242,11 +242,12 @@ def _bound(
             "`tf.distribute.experimental.coordinator.ClusterCoordinator.schedule` only accepts a `tf.function` or a "
             f"concrete function. Got {received(fn)}."
         )
+    signature = calls_of(function).code.signature
     try:
-        function._signature.bind(*args, **kwargs)
+        signature.bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(
             f"Binding inputs to tf.function failed due to `{error}`. Received args: {args} and kwargs: {kwargs} for "
-            f"signature: {function._signature}."
+            f"signature: {signature}."
         ) from None
     return function, args, kwargs

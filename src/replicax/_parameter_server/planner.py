@@ -16,7 +16,7 @@ from replicax._base.errors import CancelledError
 from replicax._base.messages import received, shown
 from replicax._base.types import Tree
 from replicax._engine.argument_layout import InputSlot, leaves_of
-from replicax._engine.function import Function
+from replicax._engine.function import Function, calls_of
 from replicax._engine.program import Program
 from replicax._engine.programs import Programs
 from replicax._engine.signature import CallSignature, bind_declared
@@ -239,7 +239,7 @@ class Planner:
     ) -> tuple[CallSignature, Plan]:
         """Returns the call of a function, and the plan for it and for elements like those that came last."""
         if function.input_signature is not None:
-            args, kwargs = bind_declared(function.input_signature, args, kwargs, function._signature)
+            args, kwargs = bind_declared(function.input_signature, args, kwargs, calls_of(function).code.signature)
         with self._lock, self._scope():
             call = CallSignature(args, kwargs)
             return call, self._plan(function, call, ())
@@ -256,10 +256,11 @@ class Planner:
         return strategy.scope()
 
     def _plan(self, function: Function, call: CallSignature, kinds: Sequence[Kinds]) -> Plan:
-        # These are others than those that the same function has in this process.
-        programs = function._programs.elsewhere.get(self)
+        # Not the programs that the same function has in this process.
+        calls = calls_of(function)
+        programs = calls.programs.elsewhere.get(self)
         if programs is None:
-            programs = function._programs.elsewhere[self] = Programs(function._code, falls_back=False, steps=1)
+            programs = calls.programs.elsewhere[self] = Programs(calls.code, falls_back=False, steps=1)
         tracing = scheduling.Tracing(kinds)
         with scheduling.traced_by(tracing):
             program = None if call.ragged or call.has_dataset else programs.find_for(call)

@@ -19,7 +19,7 @@ from replicax._checkpoint.checkpoint import Checkpoint
 from replicax._checkpoint.files import checksums, errors_of_disks
 from replicax._checkpoint.restore import key_of
 from replicax._engine.concrete_function import ConcreteFunction
-from replicax._engine.function import Function
+from replicax._engine.function import Function, called_with, calls_of
 from replicax._saved_model import exporting, signatures, structures, tree
 from replicax._saved_model.asset import Asset
 from replicax._saved_model.exporting import Concrete, NotExportedError
@@ -91,19 +91,19 @@ class _Saving:
 
     def function_node(self, value: Function) -> dict[str, Any]:
         """Returns the entry of a function, after those of its concrete functions."""
-        name, numbers = value._name, []
+        code, numbers = calls_of(value).code, []
         for made in _of_function(value):
             try:
                 numbers.append(self.number_of(signatures.saved(made)))
             except NotExportedError as error:
                 if value.input_signature is not None:
                     raise
-                tracebacks.warn(f"A trace of {name} is not saved. {error}")
+                tracebacks.warn(f"A trace of {code.name} is not saved. {error}")
         declared = value.input_signature
         return {
             "kind": "function",
-            "name": name,
-            "parameters": structures.encoded_parameters(value._signature),
+            "name": code.name,
+            "parameters": structures.encoded_parameters(code.signature),
             "input_signature": None if declared is None else structures.encoded(list(declared)),
             "functions": numbers,
         }
@@ -121,13 +121,13 @@ def _of_function(value: Function) -> Iterator[ConcreteFunction]:
             yield made
         elif of_ranks := _of_each_rank(made):
             yield from of_ranks
-        elif called_with := value._called_with():
+        elif calls := called_with(value):
             why = made.not_general or "a spec has no rank, and no rank from 0 to 5 fits"
             tracebacks.warn(
-                f"{value._name} is saved only for the shapes that it was called with, {len(called_with)} in number. No "
-                f"program for all sizes could be made: {str(why).splitlines()[0]}"
+                f"{calls_of(value).code.name} is saved only for the shapes that it was called with, {len(calls)} in "
+                f"number. No program for all sizes could be made: {str(why).splitlines()[0]}"
             )
-            yield from called_with
+            yield from calls
         else:
             yield made
 

@@ -104,7 +104,7 @@ from replicax._data.iterators import DatasetIterator, Optional
 from replicax._data.nodes.files import Files
 from replicax._data.nodes.node import Node, node_of
 from replicax._data.options import AutotuneOptions, OptimizationOptions, ServiceOptions, ThreadingOptions
-from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
+from replicax._data.ragged import RaggedTensor, RaggedTensorSpec, select_rows
 from replicax._data.reading import Draws, FunctionSeeds, Reading, use_default_seed
 from replicax._data.skipping import Recipe, Skip
 from replicax._data.sources import folder_of, names_of

@@ -15,7 +15,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from replicax.tf import _arrays, _casts, _composites, _indexing, _math, _operations, _ragged
-from replicax.tf._core import InvalidArgumentError, RaggedTensor, SparseTensor, as_tensor
+from replicax.tf._core import InvalidArgumentError, RaggedTensor, SparseTensor, as_tensor, select_rows
 from replicax.tf._host import jnp
 from replicax.tf._ops import as_axis, check_range, convert_to_tensor, known
 from replicax.tf._segments import SEGMENTS
@@ -210,7 +210,7 @@ def gather(
     if not places.ndim:
         row: Rows = params[int(places)]
         return row
-    rows: RaggedTensor = params._chosen(places.reshape(-1).tolist())
+    rows: RaggedTensor = select_rows(params, places.reshape(-1))
     for size in places.shape[:0:-1]:
         rows = RaggedTensor.from_uniform_row_length(rows, size)
     return rows
