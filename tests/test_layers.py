@@ -49,7 +49,7 @@ PACKAGES = (
 PROGRAMS = ("tf", "_commands")  # packages that import from all others
 
 # The modules that may use what JAX does not document.
-MAY_USE_JAX_SRC = {"_base.jax_internals"}
+MAY_USE_JAX_SRC = {"_base.jax_internals", "_base.jax_internals.runtime"}
 
 # The module that keeps what belongs to a thread or a context, and what the others therefore do not use.
 THREAD_STATE = "_base.thread_state"
