@@ -332,7 +332,7 @@ def test_a_hook_that_is_not_registered_is_named_in_the_error(run_python):
         missed(foreign_state.join, "The joining of Keras and Flax NNX")
         missed(lambda: tools.find("benchmark"), "The function of Strategy.benchmark")
         if autograph_switch.available():
-            missed(lambda: autograph_switch.call(True, id, (), {}), "AutoGraph's converter")
+            missed(lambda: autograph_switch.call(id, (), {}), "AutoGraph's converter")
 
         import replicax as rx
 
@@ -341,7 +341,7 @@ def test_a_hook_that_is_not_registered_is_named_in_the_error(run_python):
         with dataset_reads.reading_by(id):
             assert dataset_reads.reader() is id
         foreign_state.join()
-        assert autograph_switch.call(True, lambda x: x + 1, (1,), {}) == 2
+        assert autograph_switch.call(lambda x: x + 1, (1,), {}) == 2
         """
     done = run_python(program, fresh=True)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from replicax._engine.program import log_compiles
 from replicax._engine.step_hints import hint_short_steps
 from replicax._job.state import set_timeouts as set_job_timeouts
 from replicax._job.state import timeouts as job_timeouts
-from replicax._report.progress import show_progress
+from replicax._report.terminal import show_progress
 from replicax._variables.assigned_alike import refuse_different_assignments
 
 __all__ = [

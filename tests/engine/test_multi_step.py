@@ -15,7 +15,7 @@ from strategies import SUM, mirrored, one_device, over
 import replicax as rx
 from replicax._data.multi_step import Demand
 from replicax._engine import program
-from replicax._input import placed_rounds
+from replicax._input import iterator as input_iterator
 from replicax._input.agreement import Iteration
 from replicax._passes import pipeline
 from replicax._passes.facts import Facts, Stage
@@ -245,7 +245,7 @@ def test_input_of_a_dropped_iterator_ends():
         return True
 
     dataset = batches(mirrored(2))
-    rounds = placed_rounds.rounds_of(dataset)
+    rounds = input_iterator.rounds_of(dataset)
     assert list(rounds.placed(Iteration("", stopped), rounds.readings(), 0, Demand())) == []
 
 
@@ -329,8 +329,8 @@ IN_MEMORY = {
 @pytest.mark.parametrize("what", IN_MEMORY)
 def test_rows_of_several_batches_are_taken_together_and_are_the_same(what, strategy, monkeypatch):
     strategy, joined = strategy(), []
-    on_host = placed_rounds.stack_on_host
-    monkeypatch.setattr(placed_rounds, "stack_on_host", lambda parts: joined.append(on_host(parts)) or joined[-1])
+    on_host = input_iterator.stack_on_host
+    monkeypatch.setattr(input_iterator, "stack_on_host", lambda parts: joined.append(on_host(parts)) or joined[-1])
     iterator = iter(strategy.experimental_distribute_dataset(IN_MEMORY[what]))
     state, expected = iterator.save_state(), list(iterator)
     iterator.restore_state(state)

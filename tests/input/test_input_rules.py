@@ -385,7 +385,7 @@ def test_fact_105_optionals():
 def test_fact_106_hooks_of_compiled_functions(monkeypatch):
     dataset = distribute(R(4).batch(2))
     iterator, told = iter(dataset), []
-    monkeypatch.setattr(iterators, "_lift", lambda it: "lifted" if it is iterator else NotImplemented)
+    monkeypatch.setattr(iterators, "lift_element", lambda it: "lifted" if it is iterator else NotImplemented)
     monkeypatch.setattr(iterators, "_on_iterate", lambda: told.append(1))
     assert (next(iterator), iterator.get_next(), iterator.get_next_as_optional().get_value()) == ("lifted",) * 3
     assert iterator._pull().lists() == [[0], [1]]

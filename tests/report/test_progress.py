@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax._report import progress as module
-from replicax._report.progress import progress
+from replicax._report import terminal as module
+from replicax._report.terminal import progress
 
 pty = pytest.importorskip("pty")
 
@@ -320,7 +320,7 @@ def test_the_interpreter_ends_while_a_thread_is_in_the_context(run_python):
     done = run_python(
         """
         import threading
-        from replicax._report import progress as module
+        from replicax._report import terminal as module
 
         module.DELAY = 0.0
         entered = threading.Event()

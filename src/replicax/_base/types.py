@@ -418,3 +418,14 @@ class AutoShardPolicy(enum.IntEnum):
     FILE = 1
     DATA = 2
     HINT = 3
+
+
+class StepContext:
+    """The context of `StrategyExtended.experimental_run_steps_on_iterator`."""
+
+    def __init__(self) -> None:
+        self.last_step_outputs: dict[str, Tree] = {}
+
+    def set_last_step_output(self, name: str, output: Tree, reduce_op: ReduceOp | str | None = None) -> None:
+        """Keeps an output under this name."""
+        self.last_step_outputs[name] = output

@@ -30,7 +30,7 @@ from replicax._checkpoint.sources import Source
 from replicax._checkpoint.write import OnWritten, Positions, prepare_alone, prepare_together, take_snapshot
 from replicax._data import iterators
 from replicax._job import background
-from replicax._report.progress import progress
+from replicax._report.terminal import progress
 from replicax._tracing import context, frames
 from replicax._variables import deferred_restore
 from replicax._variables.resource import ResourceVariable

@@ -32,7 +32,7 @@ from replicax._base.atomic_files import (
 from replicax._base.errors import CheckpointError
 from replicax._base.suppress_output import without_logs
 from replicax._checkpoint import tensor_bundle
-from replicax._report.progress import progress
+from replicax._report.terminal import progress
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp

@@ -304,7 +304,7 @@ def is_array_tree(value: Tree) -> bool:
 
 def attached(value: object) -> None:
     """Restores an object that was attached to a tracked one, if a restored checkpoint has a value for it."""
-    if deferred_restore.is_late() and (_leaf_of(value) is not None or has_children(value)):
+    if deferred_restore.waiting and (_leaf_of(value) is not None or has_children(value)):
         deferred_restore.settle()
 
 

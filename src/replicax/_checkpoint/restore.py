@@ -20,7 +20,7 @@ from replicax._checkpoint.sources import POSITION, REPLICAS, VALUE, ReplicaxSour
 from replicax._checkpoint.tensor_bundle import TensorBundle
 from replicax._checkpoint.tensorflow_source import TensorFlowSource
 from replicax._input.iterator import DistributedIterator
-from replicax._report.progress import progress
+from replicax._report.terminal import progress
 from replicax._variables import deferred_restore
 from replicax._variables.variable import Variable
 

@@ -104,7 +104,7 @@ class Optional:
         return self._value[0]
 
 
-_lift: Callable[[ElementIterator], Tree] | None = None
+lift_element: Callable[[ElementIterator], Tree] | None = None
 _on_iterate: Callable[[], None] | None = None
 
 
@@ -115,13 +115,8 @@ def set_hooks(lift: Callable[[ElementIterator], Tree], on_iterate: Callable[[], 
         lift: may give an iterator's next element in its own way, or return NotImplemented.
         on_iterate: is called before a dataset is iterated over.
     """
-    global _lift, _on_iterate
-    _lift, _on_iterate = lift, on_iterate
-
-
-def has_hooks() -> bool:
-    """Returns whether compiled functions are plugged in."""
-    return _lift is not None
+    global lift_element, _on_iterate
+    lift_element, _on_iterate = lift, on_iterate
 
 
 def announce() -> None:
@@ -272,7 +267,7 @@ class ElementIterator(Iterator[Tree]):
 
     @tracebacks.boundary
     def __next__(self) -> Tree:
-        element = NotImplemented if _lift is None else _lift(self)
+        element = NotImplemented if lift_element is None else lift_element(self)
         return self._pull() if element is NotImplemented else element
 
     @property

@@ -19,7 +19,7 @@ from replicax._data import process_link
 from replicax._data.by_value import pickled
 from replicax._data.process_link import Lost
 from replicax._data.shared_memory import Place, Reader, new_file
-from replicax._report import progress
+from replicax._report import terminal
 
 # How many processes AUTOTUNE stands for, also for functions of `tf.data` that ask for none; 0 is for none at all.
 VARIABLE = "REPLICAX_INPUT_PROCESSES"
@@ -146,7 +146,7 @@ def _started(link: int, memory: int) -> subprocess.Popen[bytes]:
     )
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     environment = {key: value for key, value in os.environ.items() if key not in _NOT_HANDED_ON}
-    environment |= {"JAX_PLATFORMS": "cpu", VARIABLE: "0", progress.VARIABLE: "0"}
+    environment |= {"JAX_PLATFORMS": "cpu", VARIABLE: "0", terminal.VARIABLE: "0"}
     return subprocess.Popen(
         [sys.executable, *flags, "-c", code],
         env=environment, stdin=subprocess.DEVNULL, pass_fds=[link, memory],

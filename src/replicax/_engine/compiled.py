@@ -23,6 +23,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from replicax._base import nest
+from replicax._base.thread_state import current
 from replicax._base.types import Leaf, Tree
 from replicax._collectives import sharding
 from replicax._collectives.reducer import Reducer
@@ -195,9 +196,11 @@ class _TracedVariables:
         self.written = {id(variable): variable for trace in traces for variable in trace.written}
         if any(len(trace.written) < len(self.written) for trace in traces):
             variables.update(self.written)  # what one trace leaves as it is
-        current = {key: active_tapes.on_read(variable, frame.read(variable)) for key, variable in variables.items()}
-        self.reads: list[LeafKey] = [(key, i) for key, leaves in current.items() for i in range(len(leaves))]
-        self.values = [current[key][i] for key, i in self.reads]
+        values = {key: frame.read(variable) for key, variable in variables.items()}
+        if current.tapes or current.tapes_outside:
+            values = {key: active_tapes.on_read(variables[key], leaves) for key, leaves in values.items()}
+        self.reads: list[LeafKey] = [(key, i) for key, leaves in values.items() for i in range(len(leaves))]
+        self.values = [values[key][i] for key, i in self.reads]
         self.forms = [_form(level, variables[key], i) for key, i in self.reads]
         every = {**variables, **self.written}
         found = {(key, i): _form(level, v, i).cut for key, v in every.items() for i in range(leaf_count(v))}

@@ -168,8 +168,11 @@ class PythonCode:
             RuntimeError: it raised StopIteration, and no dataset has ended.
         """
         try:
-            if converts:
-                return self.result_of(autograph_switch.call(self.autograph, self.function, args, kwargs))
+            if converts and self.autograph:
+                return self.result_of(autograph_switch.call(self.function, args, kwargs))
+            if converts and current.autograph:
+                with entered(autograph=False):
+                    return self.result_of(self.function(*args, **kwargs))
             return self.result_of(self.function(*args, **kwargs))
         except StopIteration as error:
             calls.refuse_stop(error, "The compiled function", self.function)

@@ -30,7 +30,7 @@ from replicax._engine.signature import CallSignature
 from replicax._job import state
 from replicax._passes import nan_checks, pipeline
 from replicax._passes.facts import Facts, Stage
-from replicax._report.progress import progress
+from replicax._report.terminal import progress
 from replicax._tracing import frames, lost_values, step_failures
 from replicax._tracing.dataset_reads import DatasetRead, element_arrays
 

@@ -28,7 +28,7 @@ from replicax._engine.program import CompileNote, Program
 from replicax._engine.signature import CallSignature, inputs_of
 from replicax._engine.trace_function import TraceLog, Tracing, UnevenCalls
 from replicax._report import profiling
-from replicax._report.progress import progress
+from replicax._report.terminal import progress
 from replicax._tracing import autograph_switch, frames
 from replicax._tracing.dataset_reads import (
     Abort,

@@ -144,7 +144,8 @@ class CallSignature:
                     self.dynamic.append(counted.counts.array)
                 place = self._row_counts[id(counted.counts)]
                 return (kind, counted.array.shape, counted.array.dtype, (mesh_of(leaf), place))
-            if kind is PerReplica and components_of(leaf).needs_comparison():
+            mesh = mesh_of(leaf)
+            if kind is PerReplica and mesh and not mesh.all_local and components_of(leaf).needs_comparison():
                 cross_process.compare(leaf)
             array = array_of(leaf)
             if array is None:
@@ -153,8 +154,8 @@ class CallSignature:
             self.dynamic.append(array)
             if shapes := shapes_of([leaf]):
                 self.uneven += shapes
-                return (kind, array.shape, array.dtype, mesh_of(leaf), *shapes)
-            return (kind, array.shape, array.dtype, mesh_of(leaf))
+                return (kind, array.shape, array.dtype, mesh, *shapes)
+            return (kind, array.shape, array.dtype, mesh)
         if isinstance(leaf, IndexedSlices):
             arrays = [jnp.asarray(array) for array in dynamic_arrays(leaf)]
             self.dynamic += arrays

@@ -21,8 +21,7 @@ from replicax._data.reading import Position, Reading
 from replicax._data.skipping import warn_of_making
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, tensor_spec
 from replicax._input.agreement import Round, Worker, all_static
-from replicax._input.iterator import DistributedIterator
-from replicax._input.placed_rounds import OfRounds, Place, PlacedRounds
+from replicax._input.iterator import DistributedIterator, OfRounds, Place, PlacedRounds
 from replicax._input.sources import as_dataset, is_buffered
 from replicax._input.split import ALONE, Shares, not_a_batch, rebatched_rounds
 
@@ -41,7 +40,8 @@ class BatchRounds(PlacedRounds):
     ) -> None:
         source = as_dataset(dataset, ahead=is_buffered(options))
         super().__init__(num_replicas, place, options, worker)
-        self.sources, self._source = [source], node_of(source)
+        self._source = node_of(source)
+        self.sources, self.nodes = [source], [self._source]
         if self.options.experimental_replication_mode == InputReplicationMode.PER_REPLICA:
             raise NotImplementedError(
                 "InputReplicationMode.PER_REPLICA is only supported in `distribute_datasets_from_function`."

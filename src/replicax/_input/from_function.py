@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 
 from replicax._base.types import InputContext, InputOptions, InputReplicationMode, Tree
 from replicax._data.calls import call_user
+from replicax._data.nodes.node import node_of
 from replicax._data.reading import Position, Reading
 from replicax._data.specs import UNKNOWN_CARDINALITY
 from replicax._input.agreement import Round, Worker, all_static, empty
 from replicax._input.distributed_dataset import DistributedDataset
-from replicax._input.placed_rounds import Place, PlacedRounds
+from replicax._input.iterator import Place, PlacedRounds
 from replicax._input.sources import as_dataset, is_buffered
 from replicax._input.split import ALONE
 
@@ -46,6 +47,7 @@ class ReplicaBatches(PlacedRounds):
             as_dataset(call_user("`dataset_fn` of `distribute_datasets_from_function`", dataset_fn, c), ahead)
             for c in contexts
         ]
+        self.nodes = [node_of(source) for source in self.sources]
 
     def shares_one_order(self) -> bool:
         return False

@@ -27,7 +27,7 @@ from replicax._job.coordinator import Coordinator
 from replicax._job.diagnosis import Peer
 from replicax._job.monitor import Member, Monitor
 from replicax._job.state import Job
-from replicax._report import progress
+from replicax._report import terminal
 
 _EVERY_INTERFACE = ("0.0.0.0", "::")
 _PORT = "REPLICAX_COORDINATION_PORT"
@@ -97,7 +97,7 @@ def join(job: Job) -> None:
     peers = {i: Peer(job.name(i), job.addresses[i]) for i in range(len(job.tasks))}
     process_exit.mark_waiting(job.process_id, job.addresses)
     if job.process_id != 0:
-        progress.keep_quiet()
+        terminal.keep_quiet()
     if job.process_id == 0:
         gathering = _preflight.Gathering(job, limit)
         gathering.run()

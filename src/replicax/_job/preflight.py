@@ -35,7 +35,7 @@ from replicax._job.channel import (
 )
 from replicax._job.diagnosis import odd_ones
 from replicax._job.state import Job
-from replicax._report.progress import progress
+from replicax._report.terminal import progress
 
 _AT_ONCE = 64
 _TEXT = 10_000  # characters of a refusal

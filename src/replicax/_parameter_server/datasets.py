@@ -17,7 +17,7 @@ from replicax._data.dataset import Dataset
 from replicax._data.iterators import ElementIterator
 from replicax._engine.function import is_function
 from replicax._input.distributed_dataset import DistributedDataset, for_this_process
-from replicax._input.placed_rounds import rounds_of
+from replicax._input.iterator import rounds_of
 from replicax._parameter_server import scheduling
 from replicax._parameter_server.scheduling import Kinds
 from replicax._tracing.dataset_reads import element_arrays

@@ -18,7 +18,7 @@ from replicax._base.errors import FailedPreconditionError, UnavailableError
 from replicax._parameter_server.arrays import Array, on_host, own
 from replicax._parameter_server.plans import UpdateProgram, unpack_update
 from replicax._transport.handlers import Answer, Request
-from replicax._variables.combine import COMBINE, SCATTER
+from replicax._variables.leaves import COMBINE, SCATTER
 
 _COMBINE = {name: jax.jit(COMBINE[name], donate_argnums=0) for name in ("assign_add", "assign_sub")}
 _SCATTER = {name: jax.jit(scatter, donate_argnums=0) for name, scatter in SCATTER.items()}

@@ -18,8 +18,8 @@ from replicax._parameter_server.places import Part, Place
 from replicax._parameter_server.servers import Servers
 from replicax._tracing import frames
 from replicax._tracing.state import State
-from replicax._variables.combine import SCATTER
 from replicax._variables.homes import Home
+from replicax._variables.leaves import SCATTER
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.storage import Leaves, Storage, Types
 from replicax._variables.variable import Variable

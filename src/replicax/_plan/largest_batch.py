@@ -15,7 +15,7 @@ from replicax._plan.jit_steps import JitStep
 from replicax._plan.lowering import Step
 from replicax._plan.pool import Settings
 from replicax._plan.report import TopologyPlan
-from replicax._report.progress import progress
+from replicax._report.terminal import progress
 
 RESOLUTION = 16  # the search ends when it knows the rows to one part in so many
 _MOST_ROWS = 2**31 - 1  # XLA's indices have 32 bits

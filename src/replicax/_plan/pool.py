@@ -14,7 +14,7 @@ from replicax._plan.chips import Topology
 from replicax._plan.exports import Lowered, arrange, layout
 from replicax._plan.options import TIME_LIMIT
 from replicax._plan.report import TopologyPlan, report
-from replicax._report.progress import progress
+from replicax._report.terminal import progress
 
 
 @dataclass(frozen=True)

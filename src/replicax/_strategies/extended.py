@@ -22,6 +22,7 @@ from replicax._base.types import (
     InputOptions,
     Kwargs,
     ReduceOp,
+    StepContext,
     Tree,
     ValueContext,
     as_options,
@@ -35,7 +36,6 @@ from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.from_function import DistributedDatasetsFromFunction
 from replicax._input.placement import Placement
 from replicax._strategies import new_variables
-from replicax._strategies.run import StepContext
 from replicax._strategies.sharding_rules import ShardingRules
 from replicax._tracing import autograph_switch, lost_values
 from replicax._tracing import context as _context

@@ -19,7 +19,7 @@ from replicax._tracing import frames
 from replicax._tracing.context import StrategyLike
 from replicax._tracing.state import storage_of
 from replicax._values import ReplicaMesh
-from replicax._variables.as_leaves import refuse_split
+from replicax._variables.leaves import refuse_split
 from replicax._variables.resource import ArrayStorage, ResourceVariable
 from replicax._variables.variable import Variable
 

@@ -35,7 +35,7 @@ from replicax._tracing.context import StrategyLike
 from replicax._tracing.state import storage_of, tree_of
 from replicax._values import ReplicaMesh
 from replicax._variables import creators
-from replicax._variables.as_leaves import ARRAY, initial_tree
+from replicax._variables.leaves import ARRAY, initial_tree
 from replicax._variables.variable import Variable
 
 _JOBS = ("chief", "worker", "evaluator", "ps", None)

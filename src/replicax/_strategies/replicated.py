@@ -1,4 +1,17 @@
-"""The extended methods of strategies with replicas on the devices of a mesh, and of those that mirror variables."""
+"""The extended methods of strategies with replicas on the devices of a mesh, and of those that mirror variables.
+
+`strategy.run` has four ways to run the replicas:
+
+| the call is | the replicas run |
+|---|---|
+| in a merge function of compiled replicas of this strategy | *inline*: the function goes on as the replica |
+| in a program that is traced, by `rx.function` or `jax.jit` | *compiled*: traced once for all, as a part of it |
+| of an `rx.function`, or in one that the host drives | in a *program of their own*: `rx.function` of this call |
+| any other | *eagerly*: a thread for each of them, of which one runs at a time |
+
+The first two are in `_engine.compiled`, the third is in `_engine.compiled_runs`, which comes back here while it traces,
+the last is in `_engine.eager`. An eager replica has no program of its own: what it calls meets the others eagerly, too.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +42,9 @@ from replicax._collectives import arithmetic, sharding
 from replicax._collectives.cross_device_ops import CrossDeviceOps
 from replicax._collectives.reducer import Reducer
 from replicax._data.composites import refuse_composites
-from replicax._engine import compiled
+from replicax._engine import compiled, compiled_runs, eager, function, modes
 from replicax._input.placement import Placement
-from replicax._strategies import replica_devices, run
+from replicax._strategies import replica_devices
 from replicax._strategies.extended import StrategyExtended
 from replicax._strategies.sharding_rules import Dimensions, ShardingRules
 from replicax._tracing import autograph_switch, frames
@@ -43,8 +56,11 @@ from replicax._values import (
     Mirrored,
     PerReplica,
     ReplicaMesh,
+    adopted,
+    component_count,
     cut_axis,
     is_array,
+    mesh_of,
     of_traced,
     own_component,
     partition,
@@ -76,9 +92,9 @@ class ReplicatedExtended(StrategyExtended):
 
     def _run(self, fn: Callable[..., Tree], args: Args, kwargs: Kwargs) -> Tree:
         if self._check is None:
-            return run.run(self._container, self._reducer, fn, args, kwargs)
+            return run(self._container, self._reducer, fn, args, kwargs)
         self._check((args, kwargs))
-        result = run.run(self._container, self._reducer, fn, args, kwargs)
+        result = run(self._container, self._reducer, fn, args, kwargs)
         self._check(result)
         return result
 
@@ -117,6 +133,58 @@ class ReplicatedExtended(StrategyExtended):
     def _values_from_function(self, value_fn: Callable[[ValueContext], Tree]) -> Tree:
         values = [value_fn(ValueContext(i, self._mesh.size)) for i in self._mesh.local_ids]
         return nest.merge(values, lambda parts: PerReplica(parts, self._mesh))
+
+
+def run(strategy: StrategyLike, reducer: Reducer, fn: Callable[..., Tree], args: Args, kwargs: Kwargs) -> Tree:
+    """Calls `fn` on every replica and returns the results put together.
+
+    Args:
+        strategy: the strategy of the replicas.
+        reducer: by which the replicas combine values; its mesh says where they are.
+        fn: the replica function.
+        args, kwargs: its arguments, with `PerReplica` leaves where replicas get values of their own.
+
+    Raises:
+        ValueError, IndexError: an argument has components for other replicas.
+    """
+    frame, mesh = frames.frame(), reducer.mesh
+    _check_counts(strategy, mesh, (args, kwargs))
+    args, kwargs = nest.map_structure(lambda leaf: adopted(leaf, mesh), (args, kwargs))
+    with _context.entered(strategy, None):
+        if frame.is_replica_of(mesh):
+            return compiled.run_inline(strategy, reducer, fn, args, kwargs)
+        if frames.is_tracing():
+            return compiled.run(strategy, reducer, fn, args, kwargs)
+        if frame.compiles_runs and _asks_for_program(fn):
+            return compiled_runs.run_compiled(strategy, fn, args, kwargs)
+        return eager.run(strategy, reducer, fn, args, kwargs)
+
+
+def _asks_for_program(fn: Callable[..., Tree]) -> bool:
+    return (function.is_function(fn) and not modes.functions_run_eagerly()) or thread_state.current.driven is not None
+
+
+def _check_counts(strategy: StrategyLike, mesh: ReplicaMesh, arguments: Tree) -> None:
+    """Raise `ValueError`, or `IndexError` for too few components, for a value of other replicas.
+
+    Eager replicas take components by their number, on whatever devices they are, as in TensorFlow; a program cannot.
+    """
+    for leaf in nest.leaves(arguments):
+        if not isinstance(leaf, (PerReplica, Mirrored)):
+            continue
+        count, home = component_count(leaf), mesh_of(leaf)
+        if count != (mesh.size if home is not None else len(mesh.local_ids)):
+            where = ""
+        elif home is not None and frames.is_tracing() and home.devices != mesh.devices:
+            where = f", on the devices {', '.join(devices.short_names(home.device_names))},"
+        else:
+            continue
+        kind = IndexError if count < mesh.size else ValueError  # a replica would take a component that is missing
+        raise kind(
+            f"A {type(leaf).__name__} value with {count} components{where} is passed to {strategy!r}, which has "
+            f"{mesh.size} replicas. Values belong to the strategy that made them: distribute the dataset, or the "
+            "values, with the strategy that runs the step."
+        )
 
 
 class MirroringExtended(ReplicatedExtended):

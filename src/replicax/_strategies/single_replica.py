@@ -6,12 +6,14 @@ import abc
 from collections.abc import Callable, Sequence
 
 from replicax._base import nest
+from replicax._base.thread_state import current
 from replicax._base.types import Args, CommunicationOptions, Kwargs, Leaf, ReduceOp, Tree, ValueContext
 from replicax._collectives import arithmetic
-from replicax._strategies import run
+from replicax._engine import compiled_runs
 from replicax._strategies.extended import StrategyExtended
-from replicax._tracing import context
-from replicax._tracing.context import ReplicaContext
+from replicax._tracing import context, frames
+from replicax._tracing.context import ReplicaContext, StrategyLike
+from replicax._values import is_array, is_text
 
 
 class SingleReplicaContext(ReplicaContext):
@@ -36,7 +38,7 @@ class SingleReplicaExtended(StrategyExtended):
         """Calls a replica function at once, in the replica's context."""
 
     def _run(self, fn: Callable[..., Tree], args: Args, kwargs: Kwargs) -> Tree:
-        return run.run_single(self._container, self._call, fn, args, kwargs)
+        return run_single(self._container, self._call, fn, args, kwargs)
 
     def _reduce(self, op: ReduceOp, value: Tree, axis: int | tuple[int, ...] | None) -> Tree:
         if axis is None:
@@ -60,3 +62,25 @@ class SingleReplicaExtended(StrategyExtended):
 
     def _values_from_function(self, value_fn: Callable[[ValueContext], Tree]) -> Tree:
         return value_fn(ValueContext(0, 1))
+
+
+def run_single(
+    strategy: StrategyLike,
+    call: Callable[..., Tree],
+    fn: Callable[..., Tree],
+    args: Args,
+    kwargs: Kwargs,
+) -> Tree:
+    """Runs the only replica of a strategy and returns its result.
+
+    There are two ways only, since it has no other replica to meet: a program of its own in a function that the host
+    drives, and `call(fn, args, kwargs)` at once everywhere else.
+    """
+    outermost = frames.frame().compiles_runs and not frames.is_tracing()
+    if not (outermost and current.driven is not None) or any(map(_is_text, nest.leaves((args, kwargs)))):
+        return call(fn, args, kwargs)
+    return compiled_runs.run_compiled(strategy, fn, args, kwargs)
+
+
+def _is_text(leaf: Leaf) -> bool:
+    return is_array(leaf) and is_text(leaf)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from replicax._base import nest, tracebacks
 from replicax._base.indexed_slices import dense
+from replicax._base.thread_state import current
 from replicax._base.types import (
     InputContext,
     InputOptions,
@@ -24,7 +25,7 @@ from replicax._data import calls
 from replicax._engine.function import is_function
 from replicax._report.benchmark import Benchmark
 from replicax._report.placement import Placement
-from replicax._report.progress import is_wanted, progress
+from replicax._report.terminal import is_wanted, progress
 from replicax._strategies import tools
 from replicax._strategies.extended import StrategyExtended
 from replicax._strategies.logical_devices import LayoutMethods
@@ -172,7 +173,9 @@ class Strategy(LayoutMethods):
         own = fn if compiled is None or self.num_replicas_in_sync == 1 else compiled._of_replicas
         try:
             with self._own_scope():
-                result = self._extended._run(autograph_switch.converted(own), tuple(args), kwargs or {})
+                if current.autograph:
+                    own = autograph_switch.converted(own)
+                result = self._extended._run(own, tuple(args), kwargs or {})
                 return result if compiled is None else compiled._result_of(result)
         except StopIteration as error:
             calls.refuse_stop(error, "The replica function", fn)
@@ -437,7 +440,7 @@ def _takes_long(value: Tree) -> bool:
 
 def _followed(name: str, value: Tree, result: _T) -> _T:
     """Returns `result`, and tells gradient tapes that they have not seen how it was made of `value`."""
-    if active_tapes.entered():
+    if current.tapes:
         active_tapes.lost(
             f"A gradient is asked for through `strategy.{name}`, called eagerly with values that replicas of several "
             "devices computed, of which a GradientTape sees nothing. Call it, with the tape, in a `replicax.function`.",

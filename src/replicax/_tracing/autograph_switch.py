@@ -66,9 +66,9 @@ def where() -> str:
     return "" if _converter is None else _converter.where()
 
 
-def call(on: bool, fn: Callable[..., _R], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> _R:
-    """Calls `fn`, converted where `on` and where it can be, and otherwise as it is."""
-    if not on or not available():
+def call(fn: Callable[..., _R], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> _R:
+    """Call `fn` converted; as it is if the library that rewrites Python code is not installed."""
+    if not available():
         with entered(autograph=False):
             return fn(*args, **kwargs)
     return _provided().call(fn, args, kwargs)
@@ -126,7 +126,7 @@ def converted(fn: Callable[..., _R]) -> Callable[..., _R]:
 
     @functools.wraps(fn, updated=())
     def call_converted(*args: Tree, **kwargs: Tree) -> _R:
-        return call(True, fn, args, kwargs)
+        return call(fn, args, kwargs)
 
     return call_converted
 

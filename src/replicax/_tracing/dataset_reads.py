@@ -103,7 +103,7 @@ Reader: TypeAlias = Callable[[ElementIterator], Tree]
 @contextlib.contextmanager
 def reading_by(reader: Reader) -> Iterator[None]:
     """Returns a context in which `reader` gives the elements that are taken."""
-    if not iterators.has_hooks():
+    if iterators.lift_element is None:
         raise errors.not_plugged_in("The reading of datasets by compiled functions")
     current.readers.append(reader)
     try:

@@ -18,9 +18,8 @@ from replicax._base.types import Leaf, Tree, VariableAggregation
 from replicax._collectives.arithmetic import first_component
 from replicax._tracing import context, frames
 from replicax._values import AXIS, ReplicaMesh, constrained
-from replicax._variables.as_leaves import refuse_split
-from replicax._variables.combine import SCATTER
 from replicax._variables.distributed import OfReplicas
+from replicax._variables.leaves import SCATTER, refuse_split
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.storage import CentralStorage, Leaves
 

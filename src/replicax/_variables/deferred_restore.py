@@ -31,24 +31,20 @@ class Late(Protocol):
     _late: bool | None
 
 
-# In the order in which they began to wait, so that the last one's values stay.
-_waiting: list[weakref.ref[Waiting]] = []
+# A variable is late if a checkpoint waits when it is made. They are in the order in which they began to wait, so that
+# the values of the last one stay.
+waiting: list[weakref.ref[Waiting]] = []
 _lock = threading.Lock()
 
 
 def wait(who: Waiting) -> None:
     """Has late variables looked for from now on, until `who` is gone or done."""
-    _waiting.append(weakref.ref(who, _waiting.remove))
+    waiting.append(weakref.ref(who, waiting.remove))
 
 
 def done(who: Waiting) -> None:
     """Ends the wait: nothing is looked for any more."""
-    _waiting[:] = [reference for reference in _waiting if reference() is not who]
-
-
-def is_late() -> bool:
-    """Returns whether a variable that is made now is late."""
-    return bool(_waiting)
+    waiting[:] = [reference for reference in waiting if reference() is not who]
 
 
 def settle(variable: Late | None = None) -> None:
@@ -61,8 +57,8 @@ def settle(variable: Late | None = None) -> None:
                 return
             variable._late = None  # being looked for
         try:
-            waiting = [reference() for reference in _waiting]
-            _apart([who.settle for who in waiting if who is not None])
+            checkpoints = [reference() for reference in waiting]
+            _apart([checkpoint.settle for checkpoint in checkpoints if checkpoint is not None])
         finally:
             if variable is not None and variable._late is None:
                 variable._late = True  # not found: it may be attached later

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax._base import array_conversion
+from replicax._base import array_conversion, errors
 from replicax._base.thread_state import current
 from replicax._base.types import Leaf, ReduceOp, Tree, VariableAggregation, VariableSynchronization
 from replicax._collectives import arithmetic
@@ -25,12 +25,10 @@ from replicax._values import (
     as_distributed,
 )
 from replicax._variables import assigned_alike, deferred_restore
-from replicax._variables.as_leaves import ARRAY, convert_leaf, refuse_split
 from replicax._variables.assigned_alike import CopiesMayDiffer, MayDiffer
-from replicax._variables.combine import SCATTER, combine
 from replicax._variables.homes import Divided
 from replicax._variables.layouts import LayoutsOf, paths_and_types
-from replicax._variables.replicas import Replicas
+from replicax._variables.leaves import ARRAY, SCATTER, combine, convert_leaf, refuse_split
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.storage import ComponentStorage, Leaves, MirroredStorage, StackedStorage
 from replicax._variables.variable import Variable
@@ -38,6 +36,36 @@ from replicax._variables.variable import Variable
 _T = TypeVar("_T")
 _NONE = VariableAggregation.NONE
 _NOT_ADDED = ("scatter_update", "scatter_max", "scatter_min")  # methods that do nothing sensible with a sum of rows
+
+
+class Replicas:
+    """The replicas of a strategy.
+
+    Args:
+        strategy: the strategy.
+        reducer: reduces their values.
+    """
+
+    def __init__(self, strategy: context.StrategyLike, reducer: Reducer):
+        self.strategy, self.reducer, self.mesh = strategy, reducer, reducer.mesh
+
+    def is_inside(self) -> bool:
+        """Return True in a replica function of the strategy."""
+        replica_context = context.get_replica_context()
+        return replica_context is not None and replica_context.strategy is self.strategy
+
+    def check_scope(self) -> None:
+        """Raise `RuntimeError` in the scope of another strategy."""
+        current = context.get_strategy()
+        if context.has_strategy() and current is not self.strategy:
+            raise errors.mixing(current, self.strategy)
+
+    def meet(self, merge_fn: Callable[..., _T], method: str, value: Tree, tag: tuple[object, ...]) -> _T:
+        """Meet the other replicas, in replica context, and call `merge_fn(strategy, method, value)` once for all."""
+        replica_context = context.get_replica_context()
+        assert replica_context is not None
+        result: _T = replica_context._merge(merge_fn, (method, value), {}, tag)
+        return result
 
 
 class OfReplicas(Variable):

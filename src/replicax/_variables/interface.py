@@ -14,10 +14,7 @@ from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import SINGLE_DTYPES, TensorShape
 from replicax._base.types import Leaf, Tree, VariableAggregation, VariableSynchronization
 from replicax._tracing import context
-from replicax._variables.array_protocol import ArrayProtocol
-from replicax._variables.as_leaves import convert_dtype
-from replicax._variables.combine import check_arithmetic
-from replicax._variables.signature import Signature, as_indices
+from replicax._variables.leaves import ArrayProtocol, Signature, as_indices, check_arithmetic, convert_dtype
 
 
 class Reference:

@@ -13,8 +13,8 @@ from replicax._base.types import Leaf, Tree
 from replicax._collectives import arithmetic
 from replicax._tracing import context, frames
 from replicax._values import AXIS
-from replicax._variables.combine import SCATTER
 from replicax._variables.homes import OneDevice
+from replicax._variables.leaves import SCATTER
 from replicax._variables.storage import Leaves, Storage, Types
 from replicax._variables.variable import Variable
 

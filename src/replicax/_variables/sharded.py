@@ -16,9 +16,8 @@ from replicax._collectives import in_flight, sharding
 from replicax._collectives.all_reduce import packing_for
 from replicax._tracing import frames
 from replicax._values import constrained
-from replicax._variables.combine import SCATTER
 from replicax._variables.distributed import OfReplicas
-from replicax._variables.signature import Signature
+from replicax._variables.leaves import SCATTER, Signature
 from replicax._variables.storage import Leaves, ShardedStorage, Types
 
 

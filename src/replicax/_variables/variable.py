@@ -34,10 +34,15 @@ from replicax._report.notebooks import Displayed
 from replicax._tracing import active_tapes, context, frames, lost_values, step_failures
 from replicax._values import ReplicaMesh
 from replicax._variables import creators, deferred_restore
-from replicax._variables.as_leaves import WrongShapeError, abstract_tree, initial_tree
-from replicax._variables.combine import check_arithmetic, combine
 from replicax._variables.interface import Interface
-from replicax._variables.signature import Signature
+from replicax._variables.leaves import (
+    Signature,
+    WrongShapeError,
+    abstract_tree,
+    check_arithmetic,
+    combine,
+    initial_tree,
+)
 from replicax._variables.storage import Leaves, Storage, Types
 
 _NONE = VariableAggregation.NONE
@@ -161,7 +166,7 @@ class Variable(Interface, nest.LeafBase, Displayed, metaclass=_VariableType):
             types = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
             self._signature = Signature(self.name, types, tree)
             self._storage = self._new_storage(leaves, lent)
-        self._late = deferred_restore.is_late()
+        self._late = bool(deferred_restore.waiting)
         living.add(self)
 
     # Reading.
@@ -179,7 +184,9 @@ class Variable(Interface, nest.LeafBase, Displayed, metaclass=_VariableType):
         with frames.lock:
             leaves = self._read()
         frames.warn_of_constant(self.name)
-        return self._signature.unflatten(active_tapes.on_read(self, leaves))
+        if current.tapes or current.tapes_outside:
+            leaves = active_tapes.on_read(self, leaves)
+        return self._signature.unflatten(leaves)
 
     def numpy(self) -> Tree:
         """Returns a copy of the value as a numpy array (for a pytree, a pytree of them).

@@ -18,6 +18,6 @@ def to_graph(
 
     @functools.wraps(entity)
     def converted(*args: Tree, **kwargs: Tree) -> Tree:
-        return autograph_switch.call(True, entity, args, kwargs)
+        return autograph_switch.call(entity, args, kwargs)
 
     return converted

@@ -137,10 +137,10 @@ from replicax._tracing.tape import GradientTape, UnconnectedGradients
 from replicax._values import DistributedValues, Mirrored, PerReplica, mesh_of
 from replicax._values import errors as value_errors
 from replicax._variables import creators
-from replicax._variables.as_leaves import convert_dtype
 from replicax._variables.assigned_alike import MayDiffer
 from replicax._variables.creators import name_scope, variable_creator_scope
 from replicax._variables.distributed import MirroredVariable
+from replicax._variables.leaves import convert_dtype
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.variable import Variable
 

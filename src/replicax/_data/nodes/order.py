@@ -18,7 +18,7 @@ from replicax._data.reading import CachedElements, Reading, Seeds
 from replicax._data.rows import CHUNK, RowOrder, repeat_rows, shard_rows, shuffle_rows, skip_rows, take_rows
 from replicax._data.skipping import Deferred, Recipe, Skip
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, common_spec, same_kinds, tensor_spec
-from replicax._report.progress import progress
+from replicax._report.terminal import progress
 
 _T = TypeVar("_T")
 
