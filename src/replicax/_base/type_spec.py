@@ -62,7 +62,7 @@ class TypeSpec:
         False
         """
         common = self.most_specific_common_supertype([other])
-        return common is not None and _plain(common._serialize()) == _plain(other._serialize())
+        return common is not None and _key(common) == _key(other)
 
     def most_specific_common_supertype(self, others: Sequence[Any]) -> Self | None:
         """Returns the narrowest spec of which this and the others are subtypes; None if there is none.
@@ -98,10 +98,10 @@ class TypeSpec:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TypeSpec):
             return NotImplemented
-        return type(other) is type(self) and _plain(self._serialize()) == _plain(other._serialize())
+        return _key(self) == _key(other)
 
     def __hash__(self) -> int:
-        return hash((type(self), _plain(self._serialize())))
+        return hash(_key(self))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}{self._serialize()!r}"
@@ -151,6 +151,11 @@ def _common(one: Any, other: Any) -> Any:
     if isinstance(one, (dict, list, tuple)) or one != other:
         raise _Differs
     return one
+
+
+def _key(spec: TypeSpec) -> tuple[type, Any]:
+    """Return the class of a spec and its parts, to compare and hash."""
+    return type(spec), _plain(spec._serialize())
 
 
 def _plain(part: Any) -> Any:

@@ -32,6 +32,7 @@ from replicax._report.benchmark import TIMES, Benchmark
 from replicax._strategies.strategy import Strategy
 from replicax._tracing import context, frames
 from replicax._tracing.dataset_reads import element_arrays
+from replicax._tracing.state import storage_of
 
 
 def benchmark(strategy: Strategy, step: Callable[..., Tree], batch: Tree, rounds: int, steps: int) -> Benchmark:
@@ -182,11 +183,11 @@ class _Program:
     def variables_kept(self) -> Iterator[Callable[[], None]]:
         """Yields a function that restores the variables' values; they are restored at the end too."""
         frame, written = frames.frame(), list(self.level.written.values())
-        kept = [variable._storage.home.copied(frame.fetch(variable)) for variable in written]
+        kept = [storage_of(variable).home.copied(frame.fetch(variable)) for variable in written]
 
         def restore() -> None:
             for variable, leaves in zip(written, kept):
-                frame.store(variable, variable._storage.home.copied(leaves))
+                frame.store(variable, storage_of(variable).home.copied(leaves))
 
         try:
             yield restore

@@ -124,7 +124,7 @@ def _variables(covered: set[int]) -> Iterator[Uncovered]:
                 origin.place,
                 "Use stateless functions there, with seeds that come with the elements.",
             )
-        if id(one) in covered or not one._changed or one._hidden or one._name == "save_counter":
+        if id(one) in covered or not one._changed or variables.is_hidden(one) or one._name == "save_counter":
             continue
         if storage_of(one).is_gone:  # with its last value
             continue

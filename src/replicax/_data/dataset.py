@@ -251,7 +251,7 @@ class Dataset(Base):
         """
         checked_compression(compression, "AUTO")
         saved = SavedDataset(path_text(path, "saved dataset"))
-        return cls._of(saving.loaded(cls, saved, saved.check(element_spec), reader_func))
+        return cls._of(saving.loaded(cls._of, saved, saved.check(element_spec), reader_func))
 
     # Several datasets in one
 

@@ -22,7 +22,7 @@ from replicax._engine.general_trace import GeneralTrace, stand_in
 from replicax._engine.program import Program
 from replicax._tracing import frames
 from replicax._values import PerReplica
-from replicax._variables.variable import Variable
+from replicax._variables.variable import Variable, is_hidden
 
 _SPECS = TensorSpec, PerReplicaSpec
 _OF_PROGRAM = {
@@ -153,7 +153,7 @@ class ConcreteFunction:
     def variables(self) -> tuple[Variable, ...]:
         """The variables that it reads or assigns."""
         variables = self._found("variables").level.variables.values()
-        return tuple(v for v in variables if isinstance(v, Variable) and not v._hidden)
+        return tuple(v for v in variables if isinstance(v, Variable) and not is_hidden(v))
 
     @property
     def trainable_variables(self) -> tuple[Variable, ...]:

@@ -13,7 +13,6 @@ import math
 import queue
 import signal
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -203,7 +202,7 @@ class Monitor:
 
 def _main_position() -> tuple[int, int] | None:
     """Returns where the main thread is, to see whether it has moved."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = process_exit.main_frame()
     return (id(frame), frame.f_lasti) if frame is not None else None
 
 

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from replicax._base.errors import FailedElsewhere
@@ -48,15 +48,19 @@ def caused_by_another(error: BaseException) -> bool:
     return False
 
 
+def main_frame() -> FrameType | None:
+    """Return the innermost frame of the main thread; None if the thread has ended."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
 def main_has_ended() -> bool:
     """Returns whether the main program has ended, and Python waits at most for its other threads."""
-    main = threading.main_thread()
-    frame = sys._current_frames().get(main.ident or 0)
+    frame = main_frame()
     while frame is not None and frame.f_back is not None:
         frame = frame.f_back
     # `is_alive` alone is not enough: the threads of concurrent.futures are waited for while it still says yes.
     shutdown = frame is not None and frame.f_code.co_name == "_shutdown" and frame.f_globals["__name__"] == "threading"
-    return shutdown or not main.is_alive()
+    return shutdown or not threading.main_thread().is_alive()
 
 
 def lasting_threads() -> list[threading.Thread]:
@@ -83,7 +87,7 @@ def main_stack() -> str:
     if main_has_ended():
         return lasting_stacks() or "  (it has ended)\n"
     for _ in range(10):
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        frame = main_frame()
         if frame is None:
             return "  (it has ended)\n"
         with contextlib.suppress(AttributeError):  # it runs on while its frames are followed, which then end anywhere

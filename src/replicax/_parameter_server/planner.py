@@ -36,6 +36,7 @@ from replicax._parameter_server.worker_values import MadeValue, Placed, places_o
 from replicax._tracing import frames, step_failures
 from replicax._tracing.context import StrategyLike
 from replicax._tracing.dataset_reads import element_arrays
+from replicax._tracing.state import storage_of, types_of
 from replicax._variables.storage import Storage
 
 _keys = itertools.count()
@@ -74,7 +75,7 @@ class Plan:
             if leaf.output is not None:
                 results.append(leaf.output)
         # Variables that are elsewhere and that the program assigns: their new values are among its results.
-        self.assigned_elsewhere = [variable for variable in level.written.values() if not is_here(variable._storage)]
+        self.assigned_elsewhere = [variable for variable in level.written.values() if not is_here(storage_of(variable))]
         others = [slot for read in program.reads for slot in read.slots]
         index_dtype = None
         if index_slot is not None:
@@ -158,7 +159,7 @@ class Plan:
         kinds = [self._kinds[output] for output in self._results]
         leaves = [of_kind(array, kind) for array, kind in zip(arrays, kinds)]
         for variable in self.assigned_elsewhere:
-            count = len(variable._types)
+            count = len(types_of(variable))
             frames.frame().store(variable, leaves[:count])
             leaves = leaves[count:]
         return self.program.results.rebuilt(leaves)

@@ -17,7 +17,7 @@ from replicax._parameter_server.arrays import of_kind
 from replicax._parameter_server.places import Part, Place
 from replicax._parameter_server.servers import Servers
 from replicax._tracing import frames
-from replicax._tracing.state import State
+from replicax._tracing.state import State, storage_of
 from replicax._variables.homes import Home
 from replicax._variables.leaves import SCATTER
 from replicax._variables.resource import ResourceVariable
@@ -200,12 +200,12 @@ class PartVariable(ServedVariable):
     def _part(cls, whole: ShardedVariable, number: int) -> PartVariable:
         self = cls.__new__(cls)
         self.__dict__.update({name: value for name, value in whole.__dict__.items() if name not in _OWN})
-        place = whole._storage.places[0]
+        place = storage_of(whole).places[0]
         part = place.part(number)
         self._whole, self._start = whole, place.parts[number].start
-        self._name = f"{whole._name}/part_{number}"
-        self._signature = dataclasses.replace(whole._signature, name=self.name, types=[part.kind])
-        self._storage = ServedStorage(self.name, self._types, whole._cluster, [part])
+        self._name = f"{self._name}/part_{number}"
+        self._signature = dataclasses.replace(self._signature, name=self.name, types=[part.kind])
+        self._storage = ServedStorage(self.name, self._types, self._cluster, [part])
         return self
 
     def _get(self) -> Leaves:

@@ -32,9 +32,9 @@ from replicax._plan.exports import Lowered, bytes_on_device, export_program, ref
 from replicax._plan.report import Inputs
 from replicax._tracing import context, frames
 from replicax._tracing.dataset_reads import DatasetRead, array_of
+from replicax._tracing.state import storage_of
 from replicax._values import Mirrored, PerReplica, ReplicaMesh, is_array, mesh_of, of_array, padded_form
-from replicax._variables.inspection import abstract_storages, leaves_of, storage_of
-from replicax._variables.inspection import mesh_of as mesh_of_variable
+from replicax._variables.inspection import abstract_storages, leaves_of
 from replicax._variables.storage import CentralStorage
 from replicax._variables.variable import Variable, living
 
@@ -226,7 +226,7 @@ def _without_contents(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
 
 def _mesh_of_specs() -> ReplicaMesh:
     """Returns the mesh of the current strategy or, outside of any scope, of the only strategy that has variables."""
-    meshes = (mesh_of_variable(each) for each, _ in living)
+    meshes = (mesh_of(each) for each, _ in living)
     found = {id(mesh): mesh for mesh in meshes if mesh is not None}
     if context.has_strategy():
         current = getattr(context.get_strategy().extended, "_mesh", None)

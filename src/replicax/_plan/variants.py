@@ -22,7 +22,7 @@ from replicax._report.columns import Row, columns
 from replicax._strategies.replicated import MirroringExtended
 from replicax._tracing import frames
 from replicax._tracing.context import StrategyLike
-from replicax._variables.inspection import mesh_of
+from replicax._values import mesh_of
 
 AS_IT_IS = "as it is"
 # The values of `shard_optimizer_state` and `shard_variables`.

@@ -20,7 +20,7 @@ from replicax._passes.interpret import Interpreter, Rule
 from replicax._passes.primitives import CALLS
 from replicax._saved_model import structures
 from replicax._saved_model.structures import Place
-from replicax._tracing.state import State
+from replicax._tracing.state import State, storage_of, types_of
 
 Trace: TypeAlias = Program | GeneralTrace
 
@@ -129,7 +129,7 @@ def exported(function: Concrete) -> tuple[bytes, tuple[str, ...], int]:
         return [row.gathered(leaf) for row, leaf in zip(leaving, outputs)] + outputs[len(leaving) :]
 
     program.__name__ = "".join(c if c.isalnum() else "_" for c in function.name)
-    state = [kind for variable in function.read for kind in variable._storage.home.leaf_types(True)]
+    state = [kind for variable in function.read for kind in storage_of(variable).home.leaf_types(True)]
     arguments = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in trace.jaxpr.in_avals]
     first: Exception | None = None
     for platforms in (PLATFORMS, (jax.default_backend(),)):
@@ -179,8 +179,8 @@ class _Rows(NamedTuple):
 
 
 def _rows(variable: State) -> list[_Rows]:
-    storage = variable._storage
-    if storage.runner is not None or any(storage.home.cut_axis(i) is not None for i in range(len(variable._types))):
+    storage = storage_of(variable)
+    if storage.runner is not None or any(storage.home.cut_axis(i) is not None for i in range(len(types_of(variable)))):
         raise NotExportedError(
             f"{variable!r} is divided among replicas or servers, and so is what functions compute with it. Save in a "
             "program without such a strategy, in which a checkpoint restores the variables."

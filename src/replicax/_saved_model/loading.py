@@ -18,7 +18,7 @@ from replicax._checkpoint import reader
 from replicax._saved_model import restored, saving, structures
 from replicax._saved_model.asset import Asset
 from replicax._saved_model.signatures import Signatures
-from replicax._variables.variable import Variable
+from replicax._variables.variable import Variable, hide
 
 _OF_TENSORFLOW = ("saved_model.pb", "saved_model.pbtxt")
 
@@ -183,7 +183,8 @@ class _Loading:
         )
         if made.aggregation is VariableAggregation.SUM:  # which is that of the replicas' values, in a scope
             made.assign(value, read_value=False)
-        made._hidden = entry["hidden"]
+        if entry["hidden"]:
+            hide(made)
         return made
 
     def _attach(self, number: int, entry: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from replicax._saved_model.exporting import Concrete, NotExportedError
 from replicax._tracing import frames
 from replicax._tracing.state import tree_of
 from replicax._variables.distributed import SyncOnReadVariable
-from replicax._variables.variable import Variable
+from replicax._variables.variable import Variable, is_hidden
 
 RECORD = "saved_model.json"
 FORMAT = 1
@@ -79,7 +79,7 @@ class _Saving:
 
     def _variable(self, variable: Any, function: Concrete) -> int:
         if id(variable) not in self.variables:
-            if not variable._hidden:
+            if not is_hidden(variable):
                 raise UnreachableError(
                     f"Tried to export a function which references an 'untracked' resource: {function.name} uses "
                     f"{variable!r}, which is not reachable from root. Keep the variable in an attribute of the object "
@@ -214,12 +214,12 @@ def _key(key: Tree) -> Any:
 def _variable_entry(variable: Variable) -> dict[str, Any]:
     return {
         "kind": "variable",
-        "name": variable._name,
+        "name": variable.name.removesuffix(":0"),
         "trainable": variable.trainable,
         "synchronization": variable.synchronization.name,
         "aggregation": variable.aggregation.name,
         "structured": not jax.tree_util.treedef_is_leaf(tree_of(variable)),
-        "hidden": variable._hidden,
+        "hidden": is_hidden(variable),
     }
 
 

@@ -323,6 +323,16 @@ class Variable(Interface, nest.LeafBase, Displayed, metaclass=_VariableType):
         raise NotImplementedError
 
 
+def hide(variable: Variable) -> None:
+    """Keep a variable out of checkpoints and of lists of variables."""
+    variable._late, variable._hidden = False, True
+
+
+def is_hidden(variable: Variable) -> bool:
+    """Return whether `hide` has hidden the variable."""
+    return variable._hidden
+
+
 def _numpy(leaf: jax.Array) -> Leaf:
     if isinstance(leaf, jax.core.Tracer):
         raise NotImplementedError("numpy() has no value inside of compiled code; use value().")

@@ -19,7 +19,7 @@ import numpy as np
 
 from replicax.tf import _draws
 from replicax.tf import _random_keys as keys
-from replicax.tf._core import InvalidArgumentError, ResourceVariable, context
+from replicax.tf._core import InvalidArgumentError, ResourceVariable, context, hide
 from replicax.tf._gfile import GFile
 from replicax.tf._host import as_jax, settled
 from replicax.tf._operations import operations
@@ -276,7 +276,7 @@ class _Learned:
         if key not in self._counts:
             with jax.ensure_compile_time_eval():
                 counts = ResourceVariable(np.ones(classes, np.float32), trainable=False, name="unigrams")
-            counts._late, counts._hidden = False, True  # it is not in checkpoints or in lists of variables
+            hide(counts)
             self._counts[key] = counts
         return self._counts[key]
 

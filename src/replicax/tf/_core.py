@@ -142,7 +142,7 @@ from replicax._variables.creators import name_scope, variable_creator_scope
 from replicax._variables.distributed import MirroredVariable
 from replicax._variables.leaves import convert_dtype
 from replicax._variables.resource import ResourceVariable
-from replicax._variables.variable import Variable
+from replicax._variables.variable import Variable, hide
 
 if TYPE_CHECKING:
     from replicax import cluster_resolver, coordinator, tpu, train

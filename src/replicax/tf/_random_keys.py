@@ -24,6 +24,7 @@ from replicax.tf._core import (
     array_conversion,
     as_dtype,
     frames,
+    hide,
     jax_internals,
     modes,
     scheduling,
@@ -177,7 +178,7 @@ class _OfFunction:
                 with jax_internals.untraced():  # the function may be traced
                     first = self._restored.pop((tag, number), None)
                     state = ResourceVariable(self._first(tag) if first is None else first, trainable=False, name="seed")
-                state._late, state._hidden = False, True  # it is not in checkpoints or in lists of variables
+                hide(state)
                 self._states[tag, number] = state
             return self._states[tag, number]
 
@@ -191,7 +192,7 @@ class _OfFunction:
                     state = strategy.extended._new_variable(
                         initial_value=self._first(tag), trainable=False, name="seed"
                     )
-                state._late, state._hidden = False, True
+                hide(state)
                 self._served[key] = state
             return self._served[key]
 

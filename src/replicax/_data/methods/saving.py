@@ -87,23 +87,23 @@ def snapshot(
     """
 
     def load(saved: SavedDataset, spec: Tree) -> Node:
-        return loaded(type(self), saved, spec, reader_func)
+        return loaded(self._of, saved, spec, reader_func)
 
     folder, kind = path_text(path, "snapshot"), checked_compression(compression, "AUTO")
     return self._then(Snapshot(self._node, folder, load, kind, _part_of(shard_func)))
 
 
-def loaded(kind: type[D], saved: SavedDataset, spec: Tree, reader_func: Callable[[D], D] | None) -> Node:
-    """Return the node of a saved dataset; `kind` is the class of datasets that `reader_func` gets."""
+def loaded(of: Callable[[Node], D], saved: SavedDataset, spec: Tree, reader_func: Callable[[D], D] | None) -> Node:
+    """Return the node of a saved dataset; `of` makes the dataset of a node, for `reader_func`."""
     parts: list[Node] = [SavedPart(saved, part, spec) for part in saved.parts]
     if not parts:
         return Items("load", [], spec)
     if len(parts) == 1 and reader_func is None:
         return parts[0]
-    of_parts = Items("parts", [kind._of(part) for part in parts], DatasetSpec(spec))
+    of_parts = Items("parts", [of(part) for part in parts], DatasetSpec(spec))
     if reader_func is None:
         return LoadedParts(of_parts, saved, spec)
-    read = call_user("`reader_func` of the saved dataset", reader_func, kind._of(of_parts))
+    read = call_user("`reader_func` of the saved dataset", reader_func, of(of_parts))
     return node_returned_by("reader_func", read)
 
 
