@@ -40,7 +40,7 @@ DICTATED = {
     "replicax._strategies.extended.StrategyExtended": "distribute.StrategyExtended",
     "replicax._strategies.strategy.Strategy": "distribute.Strategy",
     "replicax._values.errors.NotATensor": "operators",
-    "replicax._values.operators.ArrayOperators": "operators",
+    "replicax._values.arrays.ArrayOperators": "operators",
     "replicax._variables.interface.Interface": "Variable",
     "replicax._variables.variable.Variable": "Variable",
     "replicax.tf._host.HostTensor": "Tensor",

@@ -6,8 +6,8 @@ import gc
 import sys
 import threading
 
-from replicax._base import living
-from replicax._base.living import Living
+from replicax._base import tracebacks
+from replicax._base.tracebacks import Living
 
 
 class Thing:
@@ -27,8 +27,8 @@ def test_objects_are_listed_in_order_for_as_long_as_they_live():
 
 
 def test_an_object_that_is_being_added_is_listed_with_its_place_or_not_at_all(monkeypatch):
-    things, seen, real = Living(), [], living.origin
-    monkeypatch.setattr(living, "origin", lambda: (seen.append(list(things)), real())[1])
+    things, seen, real = Living(), [], tracebacks.origin
+    monkeypatch.setattr(tracebacks, "origin", lambda: (seen.append(list(things)), real())[1])
     made = [Thing(), Thing()]
     for one in made:
         things.add(one)

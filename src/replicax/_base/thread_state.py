@@ -55,7 +55,7 @@ class ThreadState(threading.local):
         # Stacks, the innermost last.
         self.frames: list[Any] = []  # `Frame`s that read and write variables; the global one is below them
         self.contexts: list[tuple[Any, Any]] = []  # strategies that are current, each with its `ReplicaContext` or None
-        self.trace_caches: list[Any] = []  # scopes of JAX's caches, see `_tracing.trace_caches`
+        self.trace_caches: list[Any] = []  # `TraceCaches`, the scopes of JAX's caches
         self.readers: list[Any] = []  # functions that give a trace the elements of datasets
         self.tapes: list[Any] = []  # gradient tapes that are entered
         self.undefined: list[Any] = []  # `Undefined` variables that a traced loop will define

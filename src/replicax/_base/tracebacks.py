@@ -3,6 +3,8 @@
 Public functions that call a user's code are wrapped in `boundary`. An error that leaves one has the frames of the
 user's code, and so have its causes. `JAX_TRACEBACK_FILTERING=off` in the environment, or
 `jax.config.update("jax_traceback_filtering", "off")`, keeps all frames: it is the switch of JAX's own.
+
+`Living` lists objects with the lines of the user's program that made them.
 """
 
 from __future__ import annotations
@@ -10,20 +12,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import itertools
 import os
 import sys
 import sysconfig
 import traceback
 import types
 import warnings
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import jax
 
 from replicax._base import jax_internals
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_T = TypeVar("_T")
 
 
 def _folder_of(package: str) -> str:
@@ -162,3 +167,25 @@ def _warn_at(frame: types.FrameType, line: int, message: str, category: type[War
     )
     # Without the module's globals, whose loader fails to find the source of programs given to `python -c`.
     warnings.warn_explicit(message, category, frame.f_code.co_filename, line, module, registry)
+
+
+class Living(Generic[_T]):
+    """Objects for as long as they live, in the order in which they were made. They need not be hashable.
+
+    Threads add objects while others go through them. There is no lock, which a finalizer that makes an object, or a
+    forked child, would find held: an entry is complete when it is added, and a copy of the entries is gone through.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[_T], Origin]] = {}
+        self._numbers = itertools.count()
+
+    def add(self, made: _T) -> None:
+        """Adds an object, once it is made."""
+        number, entries = next(self._numbers), self._entries
+        entries[number] = weakref.ref(made, lambda _: entries.pop(number, None)), origin()
+
+    def __iter__(self) -> Iterator[tuple[_T, Origin]]:
+        for reference, place in self._entries.copy().values():
+            if (living := reference()) is not None:
+                yield living, place

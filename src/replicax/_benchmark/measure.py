@@ -32,7 +32,7 @@ from replicax._report.benchmark import TIMES, Benchmark
 from replicax._strategies.strategy import Strategy
 from replicax._tracing import context, frames
 from replicax._tracing.dataset_reads import element_arrays
-from replicax._tracing.state import storage_of
+from replicax._tracing.protocols import storage_of
 
 
 def benchmark(strategy: Strategy, step: Callable[..., Tree], batch: Tree, rounds: int, steps: int) -> Benchmark:

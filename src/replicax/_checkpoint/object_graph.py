@@ -25,7 +25,7 @@ from replicax._base.host_memory import put
 from replicax._base.positioned import Positioned
 from replicax._base.types import Leaf, Tree
 from replicax._tracing import frames
-from replicax._tracing.state import storage_of, tree_of, types_of
+from replicax._tracing.protocols import storage_of, tree_of, types_of
 from replicax._values import is_array, is_global
 from replicax._variables import deferred_restore
 from replicax._variables.storage import StackedStorage

@@ -18,7 +18,7 @@ from replicax._checkpoint.object_graph import ObjectNode
 from replicax._checkpoint.random_state import RandomState, same, states
 from replicax._data import iterators, reading
 from replicax._tracing import frames
-from replicax._tracing.state import storage_of, types_of
+from replicax._tracing.protocols import storage_of, types_of
 from replicax._variables import variable as variables
 from replicax._variables.variable import Variable
 

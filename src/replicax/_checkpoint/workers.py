@@ -24,7 +24,7 @@ from replicax._checkpoint.object_graph import ObjectNode, PositionLeaf
 from replicax._checkpoint.sources import SAVE_COUNTER, ReplicaxSource, Source
 from replicax._input.iterator import DistributedIterator
 from replicax._job import exchange, state
-from replicax._tracing.state import storage_of
+from replicax._tracing.protocols import storage_of
 from replicax._values import mesh_of
 from replicax._variables.distributed import MirroredVariable
 

@@ -21,7 +21,7 @@ from replicax._base.array_conversion import strong
 from replicax._base.types import Leaf, Tree
 from replicax._data.iterators import ElementIterator
 from replicax._tracing import active_tapes, dataset_reads, frames
-from replicax._tracing.state import State
+from replicax._tracing.protocols import State
 
 Leaves: TypeAlias = dict[int, list[jax.Array]]  # the leaves of variables, by the variables' id
 Pulled: TypeAlias = tuple[ElementIterator, Tree]  # an iterator and an element of it

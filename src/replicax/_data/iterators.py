@@ -13,9 +13,9 @@ import numpy as np
 
 from replicax._base import thread_state, tracebacks
 from replicax._base.errors import InvalidArgumentError, OutOfRangeError
-from replicax._base.living import Living
 from replicax._base.messages import received
 from replicax._base.positioned import Positioned
+from replicax._base.tracebacks import Living
 from replicax._base.types import Leaf, Tree
 from replicax._data import composites
 from replicax._data.calls import ending

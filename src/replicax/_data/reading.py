@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
-from replicax._base.living import Living
 from replicax._base.messages import received
 from replicax._base.thread_state import current
+from replicax._base.tracebacks import Living
 from replicax._base.types import Tree
 
 # The state of a memory or of a reading: what JSON can write.

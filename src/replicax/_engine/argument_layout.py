@@ -21,7 +21,7 @@ from replicax._engine.signature import CallSignature
 from replicax._passes import vectorize, work
 from replicax._tracing import active_tapes, dataset_reads, frames
 from replicax._tracing.dataset_reads import DatasetRead
-from replicax._tracing.state import State
+from replicax._tracing.protocols import State
 from replicax._values import ReplicaMesh
 from replicax._variables import packed_storage
 from replicax._variables.storage import Slot, Storage

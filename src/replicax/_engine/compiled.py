@@ -45,7 +45,7 @@ from replicax._tracing import active_tapes, frames
 from replicax._tracing import context as _context
 from replicax._tracing.context import StrategyLike
 from replicax._tracing.dataset_reads import RunEagerly, reader
-from replicax._tracing.state import State
+from replicax._tracing.protocols import State
 from replicax._values import (
     AXIS,
     Mirrored,
@@ -288,7 +288,8 @@ def _run(
         if isinstance(error, uneven_replicas.NotAlike) or (len(traces) > 1 and reader() is not None):
             raise arguments.refusal(error) from error
         raise
-    mark_results(result, arguments.part_rows, traces[0].sum_warning)
+    if arguments.part_rows or traces[0].sum_warning:
+        mark_results(result, arguments.part_rows, traces[0].sum_warning)
     variables.write(found[len(outputs.common) :])
     for trace in traces:
         trace.level.values.clear()

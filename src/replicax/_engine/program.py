@@ -159,7 +159,7 @@ class Program:
             try:
                 return self._run(call, pulled, taped, steps, awaited if self.keeps else None)
             finally:
-                frames.free(awaited)
+                step_failures.free(awaited)
 
     def _run(
         self,
@@ -177,8 +177,8 @@ class Program:
             in_flight.dispatching(mesh, label, small=True) if mesh is not None else _nowhere as under_way,
             frames.lock,
         ):
-            if frames.awaited and not step_failures.in_callback():
-                frames.wait_until_free(self._assigned())
+            if step_failures.awaited and not step_failures.in_callback():
+                step_failures.wait_until_free(self._assigned())
             if lost_values.any_lost:
                 for key in level.inputs:
                     level.variables[key]._storage.refuse_lost()
@@ -187,8 +187,8 @@ class Program:
             elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
             arguments = (*compiled.layout.take(frame), elements, call.dynamic)
             if awaited is not None:
-                awaited.update(self._assigned() - frames.awaited)
-                frames.awaited.update(awaited)
+                awaited.update(self._assigned() - step_failures.awaited)
+                step_failures.awaited.update(awaited)
             function: Callable[..., Returned] = compiled.function
             compiles = not (compiled.is_compiled or taped)
             placed = _nowhere if level.device is None else jax.default_device(level.device)

@@ -22,7 +22,7 @@ from replicax._engine.replica_trace import LeafKey, ReplicaTrace
 from replicax._passes import uneven_replicas
 from replicax._tracing import active_tapes
 from replicax._tracing.dataset_reads import array_of, shapes_of
-from replicax._tracing.state import State
+from replicax._tracing.protocols import State
 from replicax._values import (
     Mirrored,
     PerReplica,

@@ -28,7 +28,7 @@ from replicax._passes.row_dims import Rows, Sizes
 from replicax._tracing import context as _context
 from replicax._tracing import frames
 from replicax._tracing.context import ReplicaContext, StrategyLike
-from replicax._tracing.state import State
+from replicax._tracing.protocols import State
 from replicax._values import AXIS, Mirrored, PartRows, PerReplica, is_array, is_text, of_traced, own_component, part_of
 from replicax._values.forms import Shape
 from replicax._variables import assigned_alike

@@ -40,12 +40,12 @@ from replicax._base import doc_pages, foreign_state, jax_internals, thread_state
 from replicax._base.foreign_state import Original
 from replicax._base.types import Tree, VariableAggregation, VariableSynchronization
 from replicax._integrations import nnx_paths
-from replicax._integrations.nnx_checkpoints import checkpoint_leaf, is_arrays, nested_state
+from replicax._integrations.nnx_checkpoints import checkpoint_leaf, nested_state
 from replicax._integrations.nnx_normalization import normalized, statistics, update_welford
-from replicax._tracing import active_tapes, frames, strategy_like
+from replicax._tracing import active_tapes, frames, protocols
 from replicax._tracing import context as _context
-from replicax._tracing.state import storage_of
-from replicax._values import mesh_of
+from replicax._tracing.protocols import storage_of
+from replicax._values import holds_arrays, mesh_of
 from replicax._variables import creators
 from replicax._variables.variable import Variable
 
@@ -196,7 +196,7 @@ class _Held:
         strategy = self.variable.distribute_strategy
         if strategy is None or not self._in_replica():
             return False
-        return strategy_like.variables_live_once(strategy) and strategy.num_replicas_in_sync > 1
+        return protocols.variables_live_once(strategy) and strategy.num_replicas_in_sync > 1
 
 
 class _View:
@@ -249,13 +249,13 @@ class _View:
     def _settled(self, variable: nnx.Variable) -> Tree:
         with _settling:
             content = self._slot.__get__(variable)
-            if type(content) is not _Fresh or variable.hijax or variable.ref or not is_arrays(content.value):
+            if type(content) is not _Fresh or variable.hijax or variable.ref or not holds_arrays(content.value):
                 return content
             kind = self._kind(variable)
             if kind is not None:
                 beside: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
                 if content.of is not None and (of := self.variable(content.of)) is not None:
-                    beside = strategy_like.colocate_state(content.strategy, of)
+                    beside = protocols.colocate_state(content.strategy, of)
                 named = thread_state.entered(rule_name=content.path)
                 with creators.outside(content.strategy), beside, named:
                     new = _new_variable(variable, content.value, kind)
@@ -278,15 +278,15 @@ class _View:
     def _settled_in_job(self, variable: nnx.Variable) -> None:
         """Has a variable hold the strategy's at once in a job, since other workers may draw other values."""
         content = self._slot.__get__(variable)
-        if type(content) is _Fresh and strategy_like.worker_of(content.strategy).size > 1:
+        if type(content) is _Fresh and protocols.worker_of(content.strategy).size > 1:
             self._settled(variable)
 
     def _found_at(self, variable: nnx.Variable, path: str) -> None:
         """Notes the path of a variable in the object that was made with it."""
         content, kind = self._slot.__get__(variable), self._kind(variable)
         if type(content) is _Fresh and content.of is None and kind is not None and kind.trainable:
-            rules = strategy_like.rules_of(content.strategy)
-            if rules is not None and is_arrays(content.value):
+            rules = protocols.rules_of(content.strategy)
+            if rules is not None and holds_arrays(content.value):
                 content.path = path
                 rules.layouts(path, jax.tree.leaves_with_path(content.value), trainable=True)  # or says what is wrong
         self._settled_in_job(variable)
@@ -319,7 +319,7 @@ def _new_variable(variable: nnx.Variable, value: Tree, kind: _Kind) -> Variable:
     if aggregation is VariableAggregation.MEAN and not floating:
         aggregation = VariableAggregation.ONLY_FIRST_REPLICA
     if aggregation is None:  # all replicas assign the same
-        live_once = strategy_like.variables_live_once(_context.get_strategy())
+        live_once = protocols.variables_live_once(_context.get_strategy())
         aggregation = VariableAggregation.ONLY_FIRST_REPLICA if live_once else VariableAggregation.NONE
     return Variable(
         value,

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import jax
-
 from replicax._base.types import Tree
 from replicax._checkpoint.object_graph import PytreeLeaf, VariableLeaf
-from replicax._values import is_array
+from replicax._values import holds_arrays
 from replicax._variables.variable import Variable
 
 if TYPE_CHECKING:
     from flax import nnx
-
-
-def is_arrays(value: Tree) -> bool:
-    """Returns whether a value has arrays and numbers for leaves, and some."""
-    leaves = jax.tree.leaves(value)
-    return bool(leaves) and all(is_array(leaf) or isinstance(leaf, (bool, int, float, complex)) for leaf in leaves)
 
 
 class _NnxLeaf(PytreeLeaf):
@@ -49,7 +41,7 @@ def checkpoint_leaf(variable: nnx.Variable) -> PytreeLeaf | None:
     held = variable.__replicax_variable__
     if held is not None:
         return _HeldLeaf(held, variable)
-    return _NnxLeaf(variable) if is_arrays(variable.get_raw_value()) else None
+    return _NnxLeaf(variable) if holds_arrays(variable.get_raw_value()) else None
 
 
 def nested_state(state: nnx.State) -> dict[str, Tree]:

@@ -13,7 +13,7 @@ import jax
 from replicax._base.foreign_state import Original
 from replicax._base.thread_state import current
 from replicax._tracing import context as _context
-from replicax._tracing import strategy_like
+from replicax._tracing import protocols
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -71,4 +71,4 @@ def of_optimizer(
 
 
 def _rules_by_name() -> bool:
-    return _context.has_strategy() and strategy_like.rules_of(_context.get_strategy()) is not None
+    return _context.has_strategy() and protocols.rules_of(_context.get_strategy()) is not None

@@ -21,7 +21,7 @@ from replicax._base import nest, planning, thread_state
 from replicax._base.types import Tree
 from replicax._collectives import cross_process, in_flight, sharding
 from replicax._tracing import frames
-from replicax._tracing.state import storage_of, tree_of, types_of
+from replicax._tracing.protocols import storage_of, tree_of, types_of
 from replicax._values import ReplicaMesh, mesh_of
 from replicax._variables import deferred_restore
 from replicax._variables.distributed import MirroredVariable

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicax._base import nest, planning
-from replicax._base.living import Living
 from replicax._base.messages import received
+from replicax._base.tracebacks import Living
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree, as_options, as_reduce_op
 from replicax._collectives import sharding
 from replicax._collectives.reducer import Reducer
@@ -26,8 +26,14 @@ from replicax._optim.reduce_value_fn import NOT_COMPILED, reduce_value_fn
 from replicax._passes import sharded_eval
 from replicax._tracing import context
 from replicax._tracing.context import ReplicaContext, StrategyLike
-from replicax._tracing.state import storage_of, tree_of, types_of
-from replicax._tracing.strategy_like import colocate_state, shards_optimizer_state, variables_live_once
+from replicax._tracing.protocols import (
+    colocate_state,
+    shards_optimizer_state,
+    storage_of,
+    tree_of,
+    types_of,
+    variables_live_once,
+)
 from replicax._values import Kind, PerReplica, is_number, rows_of, traced_component, warn_of_mean
 from replicax._variables.assigned_alike import CopiesMayDiffer, MayDiffer
 from replicax._variables.distributed import MirroredVariable

@@ -36,7 +36,7 @@ from replicax._parameter_server.worker_values import MadeValue, Placed, places_o
 from replicax._tracing import frames, step_failures
 from replicax._tracing.context import StrategyLike
 from replicax._tracing.dataset_reads import element_arrays
-from replicax._tracing.state import storage_of, types_of
+from replicax._tracing.protocols import storage_of, types_of
 from replicax._variables.storage import Storage
 
 _keys = itertools.count()

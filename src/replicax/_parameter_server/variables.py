@@ -17,7 +17,7 @@ from replicax._parameter_server.arrays import of_kind
 from replicax._parameter_server.places import Part, Place
 from replicax._parameter_server.servers import Servers
 from replicax._tracing import frames
-from replicax._tracing.state import State, storage_of
+from replicax._tracing.protocols import State, storage_of
 from replicax._variables.homes import Home
 from replicax._variables.leaves import SCATTER
 from replicax._variables.resource import ResourceVariable

@@ -20,7 +20,7 @@ from replicax._parameter_server.places import Place
 from replicax._parameter_server.variables import ServedStorage
 from replicax._placement.arrays import Places, laid_out, of_array
 from replicax._report.placement_data import Index, Part, PlacedArray
-from replicax._tracing.state import storage_of
+from replicax._tracing.protocols import storage_of
 from replicax._values import Mirrored, PerReplica, global_array, mesh_of, padded_form
 from replicax._values.forms import Counted, Form, Padded, Replicated, Stacked
 from replicax._values.per_replica import components_of, whole_form

@@ -32,7 +32,7 @@ from replicax._plan.exports import Lowered, bytes_on_device, export_program, ref
 from replicax._plan.report import Inputs
 from replicax._tracing import context, frames
 from replicax._tracing.dataset_reads import DatasetRead, array_of
-from replicax._tracing.state import storage_of
+from replicax._tracing.protocols import storage_of
 from replicax._values import Mirrored, PerReplica, ReplicaMesh, is_array, mesh_of, of_array, padded_form
 from replicax._variables.inspection import abstract_storages, leaves_of
 from replicax._variables.storage import CentralStorage

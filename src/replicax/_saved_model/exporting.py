@@ -20,7 +20,7 @@ from replicax._passes.interpret import Interpreter, Rule
 from replicax._passes.primitives import CALLS
 from replicax._saved_model import structures
 from replicax._saved_model.structures import Place
-from replicax._tracing.state import State, storage_of, types_of
+from replicax._tracing.protocols import State, storage_of, types_of
 
 Trace: TypeAlias = Program | GeneralTrace
 

@@ -20,7 +20,7 @@ from replicax._engine.concrete_function import ConcreteFunction
 from replicax._engine.function import Function, concrete_of
 from replicax._saved_model import structures
 from replicax._saved_model.structures import Place
-from replicax._tracing.state import tree_of
+from replicax._tracing.protocols import tree_of
 from replicax._values import is_array
 from replicax._variables.variable import Variable
 

@@ -24,7 +24,7 @@ from replicax._saved_model import exporting, signatures, structures, tree
 from replicax._saved_model.asset import Asset
 from replicax._saved_model.exporting import Concrete, NotExportedError
 from replicax._tracing import frames
-from replicax._tracing.state import tree_of
+from replicax._tracing.protocols import tree_of
 from replicax._variables.distributed import SyncOnReadVariable
 from replicax._variables.variable import Variable, is_hidden
 

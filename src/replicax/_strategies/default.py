@@ -27,7 +27,6 @@ class DefaultExtended(SingleReplicaExtended):
     """The extended methods of the default strategy."""
 
     _mesh = None  # type: ignore[assignment]  # JAX picks the device
-    _num_replicas_in_sync = 1
 
     @property
     def worker_devices(self) -> NoReturn:

@@ -396,10 +396,6 @@ class StrategyExtended(abc.ABC):
 
     # Implemented or overridden by each kind of strategy, most of it for the method of `Strategy` of that name.
 
-    @property
-    def _num_replicas_in_sync(self) -> int:
-        return self._mesh.size
-
     def _copied_for(self, strategy: _context.StrategyLike) -> Self:
         """Returns a copy of these methods for a copy of the strategy."""
         clone = copy.copy(self)

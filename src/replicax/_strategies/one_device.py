@@ -17,7 +17,7 @@ from replicax._strategies.strategy import Strategy
 from replicax._tracing import context as _context
 from replicax._tracing import frames
 from replicax._tracing.context import StrategyLike
-from replicax._tracing.state import storage_of
+from replicax._tracing.protocols import storage_of
 from replicax._values import ReplicaMesh
 from replicax._variables.leaves import refuse_split
 from replicax._variables.resource import ArrayStorage, ResourceVariable

@@ -32,7 +32,7 @@ from replicax._strategies.single_replica import SingleReplicaExtended
 from replicax._strategies.strategy import Strategy
 from replicax._tracing import context as _context
 from replicax._tracing.context import StrategyLike
-from replicax._tracing.state import storage_of, tree_of
+from replicax._tracing.protocols import storage_of, tree_of
 from replicax._values import ReplicaMesh
 from replicax._variables import creators
 from replicax._variables.leaves import ARRAY, initial_tree

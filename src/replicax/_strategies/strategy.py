@@ -31,7 +31,7 @@ from replicax._strategies.extended import StrategyExtended
 from replicax._strategies.logical_devices import LayoutMethods
 from replicax._strategies.scope import Scope
 from replicax._tracing import active_tapes, autograph_switch, context
-from replicax._values import arrays_of, warn_of_reduction
+from replicax._values import arrays_of, marks_of, warn_of_reduction
 
 if TYPE_CHECKING:
     from replicax._cluster.resolver import ClusterResolver
@@ -92,7 +92,7 @@ class Strategy(LayoutMethods):
         >>> rx.MirroredStrategy(["GPU:0", "GPU:1"]).num_replicas_in_sync
         2
         """
-        return self._extended._num_replicas_in_sync
+        return 1 if (mesh := self._extended._mesh) is None else mesh.size
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
@@ -211,8 +211,8 @@ class Strategy(LayoutMethods):
         context.require_cross_replica(self)
         check_reduction_axis(axis)
         op = as_reduce_op(reduce_op)
-        if axis is None:
-            warn_of_reduction(op, value)
+        if axis is None and (marks := marks_of(value)):
+            warn_of_reduction(op, marks)
         return _followed("reduce", value, self._extended._reduce(op, value, axis))
 
     @tracebacks.boundary

@@ -26,7 +26,7 @@ from replicax._base.types import (
 )
 from replicax._data import calls
 from replicax._tracing import autograph_switch
-from replicax._tracing.strategy_like import StrategyLike as StrategyLike
+from replicax._tracing.protocols import StrategyLike as StrategyLike
 from replicax._values import DistributedValues, PartRows, ReplicaMesh, is_array, warn_of_mean
 
 

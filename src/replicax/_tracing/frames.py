@@ -13,7 +13,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import itertools
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -25,8 +24,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from replicax._base import jax_internals, tracebacks
 from replicax._base.thread_state import current
 from replicax._base.types import Leaf
-from replicax._tracing import step_failures, trace_caches
-from replicax._tracing.state import Components, DistributedState, OneCopyState, State
+from replicax._tracing import step_failures
+from replicax._tracing.protocols import Components, DistributedState, OneCopyState, State
 from replicax._tracing.tape_trace import TapeTrace, below
 from replicax._values import DistributedValues, Mirrored, PerReplica, ReplicaMesh, of_array, of_traced, own_component
 
@@ -34,6 +33,8 @@ _Kind = type[PerReplica] | type[Mirrored]
 
 _slots = itertools.count()
 _input = jax_internals.InputPrimitive("replicax_input")
+_cache_scope: Any = jax.make_user_context(None)
+_cache_numbers = itertools.count()
 
 
 notes_changes = False  # whether variables that are written from now on have changed; before it, they are set up
@@ -246,8 +247,8 @@ class TraceFrame(Frame):
             self.variables[key] = variable
             self.inputs[key] = [slot for slot, _ in pairs]
             self.values[key] = [tracer for _, tracer in pairs]
-        if untaped_trace() is not self.trace:
-            trace_caches.note_read(key)
+        if untaped_trace() is not self.trace and current.trace_caches:
+            current.trace_caches[-1].read.add(key)
         return self.values[key]
 
     def write(self, variable: State, leaves: list[jax.Array]) -> None:
@@ -261,7 +262,8 @@ class TraceFrame(Frame):
         self.variables[key] = self.written[key] = variable
         self.values[key] = list(leaves)
         variable._changed = True
-        trace_caches.note_change(key)
+        if current.trace_caches:
+            current.trace_caches[-1].note_change(key)
 
     replaces_unread = False  # the program is to take over the old arrays
 
@@ -369,25 +371,6 @@ def refuse_tracers(leaves: list[jax.Array]) -> None:
 
 lock = step_failures.lock
 
-# The ids of variables, and of the shared stores that they stand in, whose new values a program computes that may
-# fail: it is waited for without the lock. Other programs of this process that assign them wait for the end of it.
-awaited: set[int] = set()
-_free = threading.Condition(lock)
-
-
-def wait_until_free(ids: set[int]) -> None:
-    """Waits, with the lock, until no program computes new values of these."""
-    while not awaited.isdisjoint(ids):
-        _free.wait()
-
-
-def free(ids: set[int]) -> None:
-    """Ends the wait for these."""
-    with lock:
-        awaited.difference_update(ids)
-        _free.notify_all()
-
-
 _outermost = GlobalFrame()
 
 
@@ -407,12 +390,42 @@ def levels() -> list[TraceFrame]:
     return [frame for frame in current.frames if isinstance(frame, TraceFrame)]
 
 
+class TraceCaches:
+    """A context in which JAX takes nothing from its caches that was traced outside of it.
+
+    JAX keeps what it traced of jitted functions, checkpointed functions and loop bodies, and takes it again for the
+    same function. What they read of variables is part of it. Its caches tell user contexts apart, so each level of
+    tracing has its own, and gets another as soon as a variable that such a function read is assigned or a tape follows
+    other variables. JAX keeps the contexts as well, which therefore are numbers.
+    """
+
+    def __enter__(self) -> None:
+        self.read: set[int] = set()  # ids of the variables that functions read which JAX has traced
+        self._current = _cache_scope(next(_cache_numbers))
+        self._current.__enter__()
+        current.trace_caches.append(self)
+
+    def __exit__(self, *error: object) -> None:
+        current.trace_caches.pop()
+        self._current.__exit__(*error)
+
+    def renew(self) -> None:
+        """Let nothing be taken that was traced before. For the innermost context only."""
+        self.__exit__(None, None, None)
+        self.__enter__()
+
+    def note_change(self, variable: int | None = None) -> None:
+        """Note that a variable of this id, or what is known of all of them, has changed."""
+        if variable in self.read or (variable is None and self.read):
+            self.renew()
+
+
 class entered:
     """A context in which this frame is the current one."""
 
     def __init__(self, frame: Frame):
         self._frame = frame
-        self._caches = trace_caches.own() if isinstance(frame, TraceFrame) else contextlib.nullcontext()
+        self._caches = TraceCaches() if isinstance(frame, TraceFrame) else contextlib.nullcontext()
 
     def __enter__(self) -> Frame:
         self._caches.__enter__()

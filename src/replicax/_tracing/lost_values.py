@@ -11,7 +11,7 @@ import jax
 from replicax._base import doc_pages
 from replicax._base.errors import StepError
 from replicax._tracing import frames
-from replicax._tracing.state import Stored
+from replicax._tracing.protocols import Stored
 
 
 class _Program(Protocol):

@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 from replicax._base import jax_internals
 from replicax._base.thread_state import ThreadState, current, entered
 from replicax._base.types import Tree
-from replicax._tracing.state import State
+from replicax._tracing.protocols import State
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -136,6 +136,24 @@ def wait_for(outputs: Tree) -> KeyboardInterrupt | None:
 # Held while a compiled program takes variables' arrays and puts new ones in their place, and wherever else arrays that
 # are not lent are taken, until they were computed with: meanwhile another thread's program would take them over.
 lock = threading.RLock()
+
+# The ids of variables, and of the shared stores that they stand in, whose new values a program computes that may
+# fail: it is waited for without the lock. Other programs of this process that assign them wait for the end of it.
+awaited: set[int] = set()
+_free = threading.Condition(lock)
+
+
+def wait_until_free(ids: set[int]) -> None:
+    """Waits, with the lock, until no program computes new values of these."""
+    while not awaited.isdisjoint(ids):
+        _free.wait()
+
+
+def free(ids: set[int]) -> None:
+    """Ends the wait for these."""
+    with lock:
+        awaited.difference_update(ids)
+        _free.notify_all()
 
 
 class UndoLog:

@@ -22,9 +22,9 @@ from replicax._base import nest as _nest
 from replicax._base.jax_internals import current_trace, first_copy
 from replicax._base.messages import received
 from replicax._base.types import Leaf, Tree
-from replicax._tracing import active_tapes, trace_caches
-from replicax._tracing.state import tree_of
-from replicax._tracing.tape_trace import Record, Recorder, TapedVariable, TapeTrace, is_inexact, walk
+from replicax._tracing import active_tapes
+from replicax._tracing.protocols import tree_of
+from replicax._tracing.tape_trace import Record, Recorder, TapedVariable, TapeTrace, forget_traces, is_inexact, walk
 
 # From the targets' cotangents to the gradients of the sources' arrays, None for those that nothing depends on.
 TapePullback: TypeAlias = Callable[[list[jax.Array]], "list[jax.Array | None]"]
@@ -124,7 +124,7 @@ class GradientTape:
         for leaf in leaves:
             if active_tapes.is_variable(leaf):
                 self._recorder.watched[id(leaf)] = leaf
-                trace_caches.note_change()
+                forget_traces()
             elif is_inexact(leaf):
                 self._recorder.track(leaf)
             else:
@@ -149,7 +149,7 @@ class GradientTape:
         if not self._recorder.on:
             raise ValueError("Attempted to stop recording on a tape which is not recording.")
         self._recorder.on = False
-        trace_caches.note_change()
+        forget_traces()
         try:
             yield
         finally:

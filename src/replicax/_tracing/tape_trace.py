@@ -20,8 +20,8 @@ from jax.interpreters.ad import Zero
 from jax.typing import ArrayLike
 
 from replicax._base.jaxprs import AnyJaxpr, jaxprs_in, opened
+from replicax._base.thread_state import current
 from replicax._base.types import Tree
-from replicax._tracing import trace_caches
 
 Cotangent: TypeAlias = Any  # an array, or a `Zero`, which in JAX's own types is of no type
 Pullback: TypeAlias = Callable[[list[Cotangent]], Sequence[Cotangent]]
@@ -65,6 +65,12 @@ class TapedVariable(Protocol):
     def read_value(self) -> Tree: ...
 
 
+def forget_traces() -> None:
+    """Have JAX trace functions that read variables again, because tapes follow other variables now."""
+    if current.trace_caches:
+        current.trace_caches[-1].note_change()
+
+
 class Recorder:
     """The operations that one tape has recorded, and the reads of variables.
 
@@ -101,7 +107,7 @@ class Recorder:
             self.watched = {}
             self._forget()
         self.on = True
-        trace_caches.note_change()
+        forget_traces()
 
     def use_up(self) -> None:
         """Lets go of what was recorded, but for which variables were watched."""

@@ -3,7 +3,9 @@
 from replicax._values import partition as partition
 from replicax._values import pytrees as pytrees
 from replicax._values.arrays import Array as Array
+from replicax._values.arrays import ArrayOperators as ArrayOperators
 from replicax._values.arrays import filled as filled
+from replicax._values.arrays import holds_arrays as holds_arrays
 from replicax._values.arrays import is_array as is_array
 from replicax._values.arrays import is_global as is_global
 from replicax._values.arrays import is_number as is_number
@@ -21,7 +23,6 @@ from replicax._values.mesh import as_rows as as_rows
 from replicax._values.mesh import constrained as constrained
 from replicax._values.mesh import first_row as first_row
 from replicax._values.mesh import mapped as mapped
-from replicax._values.operators import ArrayOperators as ArrayOperators
 from replicax._values.part_rows import PartRows as PartRows
 from replicax._values.part_rows import mark_results as mark_results
 from replicax._values.part_rows import part_rows as part_rows
@@ -41,6 +42,7 @@ from replicax._values.per_replica import from_host as from_host
 from replicax._values.per_replica import global_array as global_array
 from replicax._values.per_replica import is_mirrored as is_mirrored
 from replicax._values.per_replica import is_whole as is_whole
+from replicax._values.per_replica import marks_of as marks_of
 from replicax._values.per_replica import mesh_of as mesh_of
 from replicax._values.per_replica import of_array as of_array
 from replicax._values.per_replica import of_counted as of_counted

@@ -91,9 +91,8 @@ def mark_results(results: Tree, rows: PartRows | None, sum_warning: str | None =
     return results
 
 
-def warn_of_reduction(op: ReduceOp, value: Tree) -> None:
-    """Warn if the reduction of a value that `mark_results` has marked is probably a mistake."""
-    marks = [components_of(leaf).mark for leaf in nest.leaves(value) if isinstance(leaf, PerReplica)]
+def warn_of_reduction(op: ReduceOp, marks: Sequence[object]) -> None:
+    """Warn if the reduction of a value that `mark_results` has given these marks is probably a mistake."""
     if op is ReduceOp.MEAN:
         warn_of_mean((mark for mark in marks if isinstance(mark, PartRows)), "strategy.reduce('MEAN', ..., axis=None)")
     for warning in marks:

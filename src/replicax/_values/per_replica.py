@@ -15,14 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._base import jax_internals, nest, pickling
-from replicax._base.types import Leaf
+from replicax._base.types import Leaf, Tree
 from replicax._report.notebooks import Displayed
 from replicax._values import errors
-from replicax._values.arrays import filled, largest_of, part_of
+from replicax._values.arrays import ArrayOperators, filled, largest_of, part_of
 from replicax._values.components import Components, any_traced, can_be_padded
 from replicax._values.forms import Counted, Form, Kind, Padded, Parts, Replicated, RowCounts, Shape, Stacked, Traced
 from replicax._values.mesh import AXIS, ReplicaMesh, local_replica
-from replicax._values.operators import ArrayOperators
 
 
 class DistributedValues(nest.LeafBase, Displayed):
@@ -352,3 +351,9 @@ def adopted(value: Leaf, mesh: ReplicaMesh) -> Leaf:
     """Returns a PerReplica value that a user made of components, with this mesh; another value as it is."""
     made = isinstance(value, PerReplica) and mesh_of(value) is None
     return PerReplica(value.values, mesh) if made and len(value.values) == len(mesh.local_ids) else value
+
+
+def marks_of(value: Tree) -> list[object]:
+    """Return the marks of the per-replica values in a nest, see `part_rows.mark_results`."""
+    leaves = (leaf for leaf in nest.leaves(value) if isinstance(leaf, PerReplica))
+    return [mark for leaf in leaves if (mark := leaf._components.mark) is not None]

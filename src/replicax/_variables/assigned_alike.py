@@ -17,12 +17,12 @@ import numpy as np
 
 from replicax._base import doc_pages
 from replicax._collectives import cross_process
-from replicax._tracing.state import State
+from replicax._tracing.protocols import State
 from replicax._values import ReplicaMesh, cut_axis
 from replicax._variables.storage import MirroredStorage
 from replicax._variables.variable import Variable
 
-_refuse_different = True
+refuses_different = True
 
 
 class MayDiffer(enum.Enum):
@@ -50,13 +50,8 @@ def refuse_different_assignments(refuse: bool) -> None:
     >>> rx.config.refuse_different_assignments(False)  # as in TensorFlow
     >>> rx.config.refuse_different_assignments(True)
     """
-    global _refuse_different
-    _refuse_different = bool(refuse)
-
-
-def is_required(copies_may_differ: CopiesMayDiffer) -> bool:
-    """Return whether the copies of a variable with this argument must stay equal even if it is not divided."""
-    return _refuse_different if copies_may_differ is None else not copies_may_differ
+    global refuses_different
+    refuses_different = bool(refuse)
 
 
 def error(variable: State, found: str = "") -> ValueError:

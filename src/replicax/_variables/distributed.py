@@ -194,7 +194,8 @@ class MirroredVariable(DistributedVariable):
         self._layouts_of, self._divided = layouts, divided
         super().__init__(*args, **kwargs)
         self._synchronization = VariableSynchronization.ON_WRITE
-        self._copies_must_agree = assigned_alike.is_required(self._copies_may_differ)
+        may_differ = self._copies_may_differ
+        self._copies_must_agree = assigned_alike.refuses_different if may_differ is None else not may_differ
 
     @property
     def _can_be_divided(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten_with_path
 
-from replicax._tracing.state import storage_of, tree_of, types_of
+from replicax._tracing.protocols import storage_of, tree_of, types_of
 from replicax._variables.storage import CentralStorage
 from replicax._variables.variable import Variable, living
 

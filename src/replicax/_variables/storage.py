@@ -21,7 +21,7 @@ from replicax._base import jax_internals, pickling
 from replicax._base.types import Tree
 from replicax._collectives import in_flight
 from replicax._tracing import lost_values
-from replicax._tracing.state import Watcher
+from replicax._tracing.protocols import Watcher
 from replicax._values import Mirrored, PerReplica, ReplicaMesh, constrained, of_array, partition
 from replicax._variables.homes import (
     CentralHome,

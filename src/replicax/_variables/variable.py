@@ -21,8 +21,8 @@ from jax.typing import DTypeLike
 
 from replicax._base import nest, planning
 from replicax._base.errors import InvalidArgumentError
-from replicax._base.living import Living
 from replicax._base.thread_state import current
+from replicax._base.tracebacks import Living
 from replicax._base.types import (
     Leaf,
     Tree,
@@ -231,9 +231,9 @@ class Variable(Interface, nest.LeafBase, Displayed, metaclass=_VariableType):
         if self._late is not False:
             deferred_restore.settle(self)
             self._late = False
-        if frames.awaited and not frames.is_tracing() and not step_failures.in_callback():
+        if step_failures.awaited and not frames.is_tracing() and not step_failures.in_callback():
             with frames.lock:
-                frames.wait_until_free({id(self)})
+                step_failures.wait_until_free({id(self)})
 
     def _write(self, method: str, leaves: list[Leaf]) -> Leaves:
         """Combine the leaves of the current frame with converted ones; write and return the result."""

@@ -23,7 +23,7 @@ from replicax._checkpoint import tensor_bundle
 from replicax._checkpoint.checkpoint import Checkpoint
 from replicax._integrations.keras.fit import strategy_of
 from replicax._job import exchange
-from replicax._tracing.strategy_like import worker_of
+from replicax._tracing.protocols import worker_of
 
 if TYPE_CHECKING:
     import keras

@@ -35,8 +35,8 @@ from replicax._collectives.reducer import Reducer
 from replicax._control_flow import cond_and_loops
 from replicax._integrations.keras.losses import replicas
 from replicax._tracing import context as _context
-from replicax._tracing import frames, strategy_like
-from replicax._tracing.state import storage_of
+from replicax._tracing import frames, protocols
+from replicax._tracing.protocols import storage_of
 from replicax._variables import creators
 from replicax._variables.assigned_alike import MayDiffer
 from replicax._variables.distributed import SyncOnReadVariable
@@ -145,7 +145,7 @@ def _new_variable(variable: keras.Variable, value: Tree) -> Variable:
     on_read = own_state or variable.synchronization == "on_read"
     aggregation = own if own_state else _AGGREGATION[variable.aggregation]
     kind: Callable[..., Variable] = Variable
-    if strategy_like.variables_live_once(strategy):
+    if protocols.variables_live_once(strategy):
         if aggregation is VariableAggregation.NONE:
             aggregation = VariableAggregation.ONLY_FIRST_REPLICA  # all replicas assign the same
         if on_read or own is not None:
@@ -209,7 +209,7 @@ def _one_at_a_time(build: Original, thing: keras.Layer | keras.Optimizer, *args:
 
 
 def _build_optimizer(build: Original, optimizer: keras.Optimizer, /, *args: object, **kwargs: object) -> Tree:
-    if strategy_like.shards_optimizer_state(_context.get_strategy()) and not getattr(optimizer, "built", False):
+    if protocols.shards_optimizer_state(_context.get_strategy()) and not getattr(optimizer, "built", False):
         tracebacks.warn(
             f"shard_optimizer_state has no effect on Keras's optimizers: all state of {type(optimizer).__name__} is on "
             "each replica. `rx.Optimizer` with an Optax optimizer shards its state.",
