@@ -12,6 +12,7 @@ from jax import export
 
 import replicax as rx
 from replicax._engine.argument_layout import leaves_of
+from replicax._engine.function import program_of
 from replicax._parameter_server.cut import cut
 from replicax._parameter_server.cut_graph import nbytes
 from replicax._parameter_server.cut_types import Cut, ServedLeaf
@@ -74,7 +75,7 @@ def served(program, servers=1, sharded=(), together=False):
 
 def cut_of(function, args, servers=1, sharded=(), together=False, leaves=None):
     """The parts of a `rx.function` with these arguments, the program, its leaves and its call."""
-    program, call = function._program(args, {})
+    program, call = program_of(function, args, {})
     leaves = served(program, servers, sharded, together) if leaves is None else leaves
     others = [slot for read in program.reads for slot in read.slots]
     outputs = range(program.state_count, len(program.jaxpr.out_avals))

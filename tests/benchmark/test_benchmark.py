@@ -15,6 +15,7 @@ from strategies import mirrored, one_device, over, per_replica
 import replicax as rx
 from replicax._benchmark import hlo, without_communication
 from replicax._engine import modes
+from replicax._engine.function import program_of
 from replicax._report import benchmark as report
 from replicax._values import AXIS
 
@@ -88,7 +89,7 @@ def test_without_communication_each_replica_takes_its_own_value():
         return strategy.run(lambda x: x * 2, args=(results[2],))
 
     x = per_replica(strategy, np.float32([[1, 2], [3, 4]]))
-    program, call = step._program((x,), {})
+    program, call = program_of(step, (x,), {})
     alone = program.computing(without_communication.alone(program.jaxpr))
     assert hlo.collectives(alone.lower(call).compile().as_text()) == []
     results, total = alone.run(call, (), taped=False)

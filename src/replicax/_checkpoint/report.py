@@ -22,7 +22,7 @@ from replicax._tracing.protocols import storage_of, types_of
 from replicax._variables import variable as variables
 from replicax._variables.variable import Variable
 
-_NAMES = {"generator": "the state of a tf.random.Generator", "optimizer_state": "the state of an optimizer"}
+_NAMES = {"generator:0": "the state of a tf.random.Generator", "optimizer_state:0": "the state of an optimizer"}
 
 
 class Uncovered(NamedTuple):
@@ -124,7 +124,7 @@ def _variables(covered: set[int]) -> Iterator[Uncovered]:
                 origin.place,
                 "Use stateless functions there, with seeds that come with the elements.",
             )
-        if id(one) in covered or not one._changed or variables.is_hidden(one) or one._name == "save_counter":
+        if id(one) in covered or not one._changed or variables.is_hidden(one) or one.name == "save_counter:0":
             continue
         if storage_of(one).is_gone:  # with its last value
             continue
@@ -136,7 +136,7 @@ def _variables(covered: set[int]) -> Iterator[Uncovered]:
 
 
 def _described(some: Sequence[Variable]) -> str:
-    if known := _NAMES.get(some[0]._name):
+    if known := _NAMES.get(some[0].name):
         return known
     names = ", ".join(repr(one.name) for one in some[:3])
     return f"the variable {names}" if len(some) == 1 else f"{len(some)} variables, {names}" + ", ..." * (len(some) > 3)

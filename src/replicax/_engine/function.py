@@ -88,17 +88,13 @@ class Function:
     def _of_replicas(self) -> Function:
         """The function as several replicas call it.
 
-        Of what they return together `_result_of` makes the result of the call.
+        Of what they return together `PythonCode.result_of` makes the result of the call.
         """
         if self._code.returned is None:
             return self
         if self._for_replicas is None:
             self._for_replicas = Function(self._code.function, *self._declared)
         return self._for_replicas
-
-    def _result_of(self, returned: Tree) -> Tree:
-        """Returns the result of a call in which the Python function returned this."""
-        return self._code.result_of(returned)
 
     # Public properties and methods.
 
@@ -257,14 +253,8 @@ class Function:
         >>> rx.function(lambda x: x + 1).lower(jnp.ones(2)).compile().as_text().startswith("HloModule")
         True
         """
-        entry, call = self._program(args, kwargs)
+        entry, call = program_of(self, args, kwargs)
         return entry.lower(call)
-
-    def _program(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> tuple[Program, CallSignature]:
-        """Return the program for these arguments and the next elements of iterators, and the call; pull nothing."""
-        if self._input_signature is not None:
-            args, kwargs = bind_declared(self._input_signature, args, kwargs, self._code.signature)
-        return self._calls.find(args, kwargs)
 
 
 def calls_of(function: Function) -> Calls:
@@ -274,7 +264,10 @@ def calls_of(function: Function) -> Calls:
 
 def program_of(function: Function, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> tuple[Program, CallSignature]:
     """Return the program for these arguments and the next elements of iterators, and the call; pull nothing."""
-    return function._program(args, kwargs)
+    calls = calls_of(function)
+    if function.input_signature is not None:
+        args, kwargs = bind_declared(function.input_signature, args, kwargs, calls.code.signature)
+    return calls.find(args, kwargs)
 
 
 def concrete_of(function: Function, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> ConcreteFunction:

@@ -19,7 +19,7 @@ from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree, as_
 from replicax._collectives import sharding
 from replicax._collectives.reducer import Reducer
 from replicax._engine import modes
-from replicax._engine.function import Function
+from replicax._engine.function import Function, program_of
 from replicax._engine.replica_trace import SpmdContext
 from replicax._optim.initial_state import InitialState, initial_state
 from replicax._optim.reduce_value_fn import NOT_COMPILED, reduce_value_fn
@@ -343,7 +343,7 @@ class Optimizer:
 
     def _apply_compiled(self, strategy: StrategyLike, *args: Tree) -> None:
         """Applies the gradients of eager replicas, in cross-replica context, by one program for all replicas."""
-        program, call = self._run_compiled._program(args, {})
+        program, call = program_of(self._run_compiled, args, {})
         program.run(call, (), taped=False)
 
     def _new_parts(

@@ -299,7 +299,7 @@ class StrategyExtended(abc.ABC):
         """
         if not isinstance(v, Variable):
             raise AttributeError(f"{v!r} is no variable and has no strategy.")
-        strategy = lost_values.container_of(v)._strategy
+        strategy = lost_values.container_of(v).distribute_strategy
         return (_context.default_strategy() if strategy is None else strategy) is self._container
 
     def value_container(self, value: Tree) -> Tree:

@@ -22,6 +22,7 @@ from replicax._base.messages import received
 from replicax._base.types import Leaf
 from replicax._collectives import cross_process
 from replicax._tracing import context, frames
+from replicax._tracing.protocols import storage_of
 from replicax._values import (
     AXIS,
     Array,
@@ -200,9 +201,9 @@ def lay_out(mesh: ReplicaMesh | None, tensor: Leaf, layout: PartitionSpec) -> Le
         return tensor if isinstance(tensor, (Variable, PerReplica, Mirrored)) else array_conversion.as_array(tensor)
     replica_context = context.get_replica_context()
     in_replica = replica_context is not None and context.mesh_of(replica_context.strategy) is mesh
-    if isinstance(tensor, MirroredVariable) and tensor._mesh is mesh and not in_replica:
+    if isinstance(tensor, MirroredVariable) and mesh_of(tensor) is mesh and not in_replica:
         if not frames.is_tracing():
-            storage = tensor._storage
+            storage = storage_of(tensor)
             storage.lay_out(storage.home.with_layouts([layout]))
             return tensor
         tensor = tensor.value()
@@ -276,7 +277,7 @@ class LayoutMethods:
         >>> columns.shape, columns.addressable_shards[0].data.shape
         ((2, 8), (2, 2))
         """
-        mesh, layout = self._extended._mesh, PartitionSpec()
+        mesh, layout = mesh_of(self._extended), PartitionSpec()
         if mesh is not None and mesh.axes:
             named = checked_dimensions(mesh, dimensions, "the tensor")
             layout = fitting_spec(mesh, shape_of(tensor), named, "the tensor")
@@ -291,7 +292,7 @@ class LayoutMethods:
         >>> len(whole.devices()), whole.addressable_shards[0].data.shape
         (8, (2, 8))
         """
-        return lay_out(self._extended._mesh, tensor, PartitionSpec())
+        return lay_out(mesh_of(self._extended), tensor, PartitionSpec())
 
     def assign_to_device(self, tensor: Leaf, device: int) -> Leaf:
         """Returns the tensor, not split: the program is one for all devices of a replica, and each holds all of it.
@@ -308,4 +309,4 @@ class LayoutMethods:
         >>> strategy.assign_to_device(jnp.ones((2, 8)), 3).shape
         (2, 8)
         """
-        return assigned(self._extended._mesh, tensor, "device", device)
+        return assigned(mesh_of(self._extended), tensor, "device", device)

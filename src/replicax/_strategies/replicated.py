@@ -302,7 +302,7 @@ class MirroringExtended(ReplicatedExtended):
             yield
 
     def _update(self, var: Tree, fn: Callable[..., Tree], args: Args, kwargs: Kwargs, group: bool) -> Tree:
-        assert isinstance(var, DistributedVariable) and var._strategy is self._container, (
+        assert isinstance(var, DistributedVariable) and var.distribute_strategy is self._container, (
             f"update takes a variable made in the strategy's scope, got {var!r}."
         )
         merged = _update_components(self._container, self._reducer, var, fn, args, kwargs)

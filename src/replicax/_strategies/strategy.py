@@ -22,7 +22,7 @@ from replicax._base.types import (
     check_reduction_axis,
 )
 from replicax._data import calls
-from replicax._engine.function import is_function
+from replicax._engine.function import calls_of, is_function
 from replicax._report.benchmark import Benchmark
 from replicax._report.placement import Placement
 from replicax._report.terminal import is_wanted, progress
@@ -176,7 +176,7 @@ class Strategy(LayoutMethods):
                 if current.autograph:
                     own = autograph_switch.converted(own)
                 result = self._extended._run(own, tuple(args), kwargs or {})
-                return result if compiled is None else compiled._result_of(result)
+                return result if compiled is None else calls_of(compiled).code.result_of(result)
         except StopIteration as error:
             calls.refuse_stop(error, "The replica function", fn)
             raise

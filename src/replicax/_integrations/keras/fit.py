@@ -264,7 +264,7 @@ def _loop(
     run = step
     if not model.run_eagerly:
         run = function.function(step)
-        run._calls.step_hint = None  # Keras has `steps_per_execution` for this
+        function.calls_of(run).step_hint = None  # Keras has `steps_per_execution` for this
 
     # Only training may take other elements than those that this process reads: others count each row once.
     by_workers = scheduled.Steps(step, reads_datasets=states == 4)
