@@ -8,8 +8,8 @@ False
 from __future__ import annotations
 
 from replicax._base.compilation_cache import set_compilation_cache
-from replicax._base.compile_settings import optimize_programs, optimizes_programs
 from replicax._base.devices import device_table, set_virtual_devices
+from replicax._base.thread_state import optimize_programs, optimizes_programs
 from replicax._cluster.tpu_system import experimental_connect_to_cluster, experimental_connect_to_host
 from replicax._engine.modes import functions_run_eagerly, run_functions_eagerly
 from replicax._engine.program import log_compiles

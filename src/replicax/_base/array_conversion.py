@@ -11,7 +11,7 @@ from jax import export
 from jax.typing import ArrayLike, DTypeLike
 
 from replicax._base import devices, jax_internals
-from replicax._base.compile_settings import has_64_bit_types
+from replicax._base.thread_state import has_64_bit_types
 from replicax._base.types import Leaf, Tree
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from replicax._base import jax_internals
-from replicax._base.compile_settings import has_64_bit_types
+from replicax._base.thread_state import has_64_bit_types
 from replicax._base.types import Leaf
 
 # The alignment of arrays whose memory JAX shares, in bytes.

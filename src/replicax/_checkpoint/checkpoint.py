@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from replicax._base import compile_settings, foreign_state, planning
+from replicax._base import foreign_state, planning, thread_state
 from replicax._base.atomic_files import path_text
 from replicax._base.errors import CheckpointError
 from replicax._base.types import Leaf
@@ -148,7 +148,7 @@ class Checkpoint:
         2
         """
         if "save_counter" not in self._attributes:
-            dtype = np.int64 if compile_settings.has_64_bit_types() else np.int32
+            dtype = np.int64 if thread_state.has_64_bit_types() else np.int32
             self._attributes["save_counter"] = ResourceVariable(0, dtype=dtype, trainable=False, name="save_counter")
         counter: Variable = self._attributes["save_counter"]
         return counter

@@ -23,7 +23,7 @@ from jax import lax
 from jax.interpreters import ad, batching, mlir
 
 from replicax._base import jax_internals
-from replicax._base.compile_settings import optimizes_programs
+from replicax._base.thread_state import optimizes_programs
 from replicax._collectives import arithmetic
 from replicax._values import AXIS, Kind, ReplicaMesh
 

@@ -14,10 +14,10 @@ from jax.typing import ArrayLike
 
 from replicax._base import doc_pages
 from replicax._base.array_conversion import as_array
-from replicax._base.compile_settings import has_64_bit_types
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.indexed_slices import IndexedSlices, dynamic_arrays, with_arrays
 from replicax._base.messages import received
+from replicax._base.thread_state import has_64_bit_types
 from replicax._base.types import Leaf, ReduceOp, check_reduction_axis
 from replicax._tracing import frames
 from replicax._values import (

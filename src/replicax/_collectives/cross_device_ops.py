@@ -22,9 +22,9 @@ from jax.sharding import PartitionSpec
 
 from replicax._base import devices, jax_internals, nest
 from replicax._base.array_conversion import as_array
-from replicax._base.compile_settings import optimizes_programs
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.messages import received
+from replicax._base.thread_state import optimizes_programs
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, as_integer, as_options
 from replicax._collectives import arithmetic, cross_process, in_flight, sharding
 from replicax._collectives.all_reduce import Packing, all_reduce, packing_for

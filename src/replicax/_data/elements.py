@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._base import frontend, jax_internals
-from replicax._base.compile_settings import has_64_bit_types
 from replicax._base.devices import default_device
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.host_memory import LARGE, Pool, is_settled, settle
 from replicax._base.specs import PYTHON_DTYPES, TensorShape
+from replicax._base.thread_state import has_64_bit_types
 from replicax._base.types import Leaf, Tree
 from replicax._data import composites
 

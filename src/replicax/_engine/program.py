@@ -18,8 +18,7 @@ import jax
 import jax.extend.core as jex
 
 from replicax._base import errors
-from replicax._base.compile_settings import looks_for_nans, optimizes_programs
-from replicax._base.thread_state import current
+from replicax._base.thread_state import current, looks_for_nans, optimizes_programs
 from replicax._base.types import Tree
 from replicax._collectives import cross_process, in_flight
 from replicax._collectives.all_reduce import packing_for

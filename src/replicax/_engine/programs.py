@@ -17,9 +17,8 @@ from typing import TypeAlias
 import jax
 
 from replicax._base import foreign_state, jax_internals, tracebacks
-from replicax._base.compile_settings import looks_for_nans
 from replicax._base.messages import shown
-from replicax._base.thread_state import current
+from replicax._base.thread_state import current, looks_for_nans
 from replicax._base.types import Leaf, Tree
 from replicax._data import iterators
 from replicax._engine import general_trace, modes, multi_step, step_hints

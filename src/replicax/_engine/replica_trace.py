@@ -14,9 +14,9 @@ from jax import lax
 from jax.core import Trace
 
 from replicax._base import array_conversion, jax_internals, jaxprs, nest, tracebacks
-from replicax._base.compile_settings import optimizes_programs
 from replicax._base.indexed_slices import IndexedSlices, dynamic_arrays
 from replicax._base.messages import shown
+from replicax._base.thread_state import optimizes_programs
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree
 from replicax._collectives import arithmetic
 from replicax._collectives.arithmetic import Reducible

@@ -14,9 +14,9 @@ from jax.tree_util import PyTreeDef
 
 from replicax._base import array_conversion, jax_internals, nest, thread_state
 from replicax._base import specs as _specs
-from replicax._base.compile_settings import has_64_bit_types, optimizes_programs
 from replicax._base.indexed_slices import IndexedSlices, dynamic_arrays, with_arrays
 from replicax._base.jaxprs import Path
+from replicax._base.thread_state import has_64_bit_types, optimizes_programs
 from replicax._base.types import Leaf, Tree
 from replicax._collectives import cross_process
 from replicax._data.iterators import ElementIterator

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax._base import doc_pages, tracebacks
-from replicax._base.compile_settings import looks_for_nans
+from replicax._base.thread_state import looks_for_nans
 from replicax._base.types import Tree
 from replicax._engine.modes import PythonCode
 from replicax._engine.signature import CallSignature, ProbedProgram

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 
 from replicax._base import doc_pages, jax_internals, jaxprs, nest, tracebacks
-from replicax._base.compile_settings import optimizes_programs
 from replicax._base.messages import shown
+from replicax._base.thread_state import optimizes_programs
 from replicax._base.types import Leaf, Tree
 from replicax._collectives import cross_process
 from replicax._data.iterators import ElementIterator

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._base.compile_settings import has_64_bit_types
-from replicax._base.thread_state import current, entered
+from replicax._base.thread_state import current, entered, has_64_bit_types
 from replicax._base.types import Leaf
 from replicax._tracing import frames
 

@@ -23,9 +23,9 @@ class Components:
     Args:
         form: the form that the value was made of.
         mesh: the mesh of the strategy that the value belongs to, None for a value that a user made of components.
-        values: the components of this process, once they were made.
+        values: the components of this process: those of `Parts`, or once they were made.
         array: the global array, once it was made.
-        padded: the padded form, once it was made.
+        padded: the padded form: a `Padded` form itself, or once it was made.
         mark: see `mark_results`.
     """
 
@@ -35,12 +35,6 @@ class Components:
     array: jax.Array | None = None
     padded: Padded | None = None
     mark: object = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.form, Parts):
-            self.values = self.form.components
-        elif isinstance(self.form, Padded):
-            self.padded = self.form
 
     def on_mesh(self) -> ReplicaMesh:
         """Return the mesh of a value that no user made."""

@@ -67,7 +67,8 @@ class Value(DistributedValues):
     __slots__ = ("__weakref__", "_components")
 
     def __init__(self, values: Sequence[Leaf], mesh: ReplicaMesh | None = None):
-        self._components = Components(Parts(tuple(values)), mesh)
+        parts = tuple(values)
+        self._components = Components(Parts(parts), mesh, parts)
 
     def _as_distributed(self) -> Value:
         return self
@@ -221,7 +222,8 @@ _V = TypeVar("_V", bound=Value)
 def of_form(kind: type[_V], form: Form, mesh: ReplicaMesh | None) -> _V:
     """Returns a value of this class with its components in this form."""
     value = kind.__new__(kind)
-    value._components = Components(form, mesh)
+    parts = form.components if isinstance(form, Parts) else None
+    value._components = Components(form, mesh, parts, padded=form if isinstance(form, Padded) else None)
     return value
 
 

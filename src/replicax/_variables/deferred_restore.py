@@ -15,7 +15,7 @@ from typing import Protocol
 import jax
 
 from replicax._base import thread_state
-from replicax._base.compile_settings import has_64_bit_types
+from replicax._base.thread_state import has_64_bit_types
 
 
 class Waiting(Protocol):
