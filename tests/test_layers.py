@@ -56,7 +56,7 @@ THREAD_STATE = "_base.thread_state"
 KEEPS_FOR_THREADS = {"threading.local", "contextvars.ContextVar", "contextvars.copy_context", "_thread._local"}
 
 # The most uses of private attributes of objects other than `self`, per 1,000 lines of the core. It is to fall to 3.
-MOST_PRIVATE_USES = 5.6
+MOST_PRIVATE_USES = 4.1
 
 # The module through which `replicax.tf` imports the others, and that of its commands, which run without JAX.
 THE_DOOR = "tf._core"

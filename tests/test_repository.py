@@ -352,3 +352,16 @@ def test_every_namespace_can_be_imported_alone(name, run_python):
     # In a process of its own: `replicax.tf` changes how JAX's arrays print.
     done = run_python(f"import importlib\nassert importlib.import_module({name!r}).__doc__")
     assert done.returncode == 0, done.stderr
+
+
+def test_faults_can_be_planted():
+    """scripts/faults.toml follows the source: texts that are no longer there plant nothing."""
+    faults = tomllib.loads((ROOT / "scripts" / "faults.toml").read_text(encoding="utf-8"))["fault"]
+    stale = [
+        fault["name"]
+        for fault in faults
+        if not (ROOT / fault["file"]).is_file()
+        or (ROOT / fault["file"]).read_text(encoding="utf-8").count(fault["before"]) != 1
+        or not all((ROOT / path.partition("::")[0]).exists() for path in fault["tests"])
+    ]
+    assert not stale, f"scripts/faults.toml names files, tests or texts that are not there: {stale}"
