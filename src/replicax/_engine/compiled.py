@@ -280,9 +280,8 @@ def _run(
     try:
         outputs = ReplicaOutputs(traces, arguments.which, variables.written)
         out_forms = [*(_WHOLE if same else _ROWS for same in outputs.common), *variables.forms_after]
-        in_specs = [form.spec for form in variables.forms], arguments.specs
-        out_specs = [form.spec for form in out_forms]
-        found = mapped(program, mesh, in_specs, out_specs)(variables.values, arguments.inputs)
+        specs = [form.spec for form in variables.forms], arguments.specs
+        found = mapped(program, mesh, specs, [form.spec for form in out_forms])(variables.values, arguments.inputs)
         result = outputs.restored(found[: len(outputs.common)], mesh, padded)
     except Exception as error:  # from a pass: tracing has ended, and eager replicas may assign equal values
         if isinstance(error, uneven_replicas.NotAlike) or (len(traces) > 1 and reader() is not None):

@@ -24,16 +24,8 @@ from replicax._engine.replica_trace import SpmdContext
 from replicax._optim.initial_state import InitialState, initial_state
 from replicax._optim.reduce_value_fn import NOT_COMPILED, reduce_value_fn
 from replicax._passes import sharded_eval
-from replicax._tracing import context
+from replicax._tracing import context, protocols
 from replicax._tracing.context import ReplicaContext, StrategyLike
-from replicax._tracing.protocols import (
-    colocate_state,
-    shards_optimizer_state,
-    storage_of,
-    tree_of,
-    types_of,
-    variables_live_once,
-)
 from replicax._values import Kind, PerReplica, is_number, rows_of, traced_component, warn_of_mean
 from replicax._variables.assigned_alike import CopiesMayDiffer, MayDiffer
 from replicax._variables.distributed import MirroredVariable
@@ -122,7 +114,7 @@ class Optimizer:
         self._run_compiled = Function(lambda *args: self._strategy.run(self._apply, args=args))
         strategy = self._strategy or context.get_strategy()
         divided = strategy.extended._divided if self._state_may_differ() is not True else _leave_whole
-        with strategy.scope(), colocate_state(strategy, variables):
+        with strategy.scope(), protocols.colocate_state(strategy, variables):
             made = initial_state(transformation.init, variables, self._sharded, divided)
             state = transformation.init(self._parameters()) if made is None else None
             self.state = self._create_state(made, state)
@@ -139,7 +131,7 @@ class Optimizer:
         if made is None:
             return Variable(lambda: state, **kwargs)
         variable = Variable(lambda: jax.tree.unflatten(made.tree, made.arrays), **kwargs)
-        storage_of(variable).lent = False  # nobody else refers to these arrays
+        protocols.storage_of(variable).lent = False  # nobody else refers to these arrays
         return variable
 
     @contextlib.contextmanager
@@ -149,11 +141,11 @@ class Optimizer:
         Raises:
             ValueError: the options say so, and a variable has no copy on each replica.
         """
-        before, kinds, tree = (self._sharded, self.state), types_of(self.state), tree_of(self.state)
+        before, kinds, tree = (self._sharded, self.state), protocols.types_of(self.state), protocols.tree_of(self.state)
         strategy = self._strategy or context.get_strategy()
         try:
             self._sharded = self._is_sharded()
-            with planning.abstract_variables(), strategy.scope(), colocate_state(strategy, self._variables):
+            with planning.abstract_variables(), strategy.scope(), protocols.colocate_state(strategy, self._variables):
                 self.state = self._create_state(InitialState([*kinds], kinds, tree))  # type: ignore[list-item]
             yield
         finally:
@@ -221,7 +213,7 @@ class Optimizer:
                 gradients, own = self._weigh_by_rows((gradients, own), replica_context)
                 extra_args = extra_args | own
                 if callable(value_fn := extra_args.get("value_fn")) and replica_context.num_replicas_in_sync > 1:
-                    live_once = variables_live_once(replica_context.strategy)
+                    live_once = protocols.variables_live_once(replica_context.strategy)
                     if not isinstance(replica_context, SpmdContext) or live_once:
                         raise RuntimeError(NOT_COMPILED)
 
@@ -280,7 +272,7 @@ class Optimizer:
         if replica_context is not None and replica_context.num_replicas_in_sync > 1:
             gradients = replica_context._reduce_nest(self._reduce_op, gradients, self._options)
             extra_args = extra_args | self._reduce_own(replica_context, extra_args)
-        if replica_context is not None and self._strategy is not None and variables_live_once(self._strategy):
+        if replica_context is not None and self._strategy is not None and protocols.variables_live_once(self._strategy):
             replica_context.merge_call(self._assign_once, (gradients, extra_args))
         else:
             self._assign(gradients, parameters, extra_args)
@@ -307,7 +299,7 @@ class Optimizer:
     # With the state sharded over the replicas.
 
     def _is_sharded(self) -> bool:
-        if self._strategy is None or not shards_optimizer_state(self._strategy):
+        if self._strategy is None or not protocols.shards_optimizer_state(self._strategy):
             return False
         for variable in self._flat:
             if not isinstance(variable, MirroredVariable) or variable.distribute_strategy is not self._strategy:
@@ -351,21 +343,21 @@ class Optimizer:
     ) -> tuple[Sequence[sharding.Value], list[jax.Array]]:
         """Returns the new parameters and this replica's part of the new state; of gradients, its parts suffice."""
         count, sharded_state = self._reducer.mesh.size, self._sharded_state
-        kinds = types_of(sharded_state)
+        kinds = protocols.types_of(sharded_state)
         leaves, tree = jax.tree.flatten(parameters)
         wide = [jax.ShapeDtypeStruct(x.shape, (x.part if isinstance(x, sharding.Part) else x).dtype) for x in gradients]
         update = functools.partial(self._new_values, extra_args=extra_args)
         closed, (_, after) = jax.make_jaxpr(update, return_shape=True)(
             jax.tree.unflatten(tree, wide),
-            tree_of(sharded_state).unflatten(kinds),
+            protocols.tree_of(sharded_state).unflatten(kinds),
             jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]),
         )
-        if jax.tree.structure(after) != tree_of(sharded_state):
+        if jax.tree.structure(after) != protocols.tree_of(sharded_state):
             raise ValueError(
-                f"The optimizer's state had the structure {tree_of(sharded_state)}; an update gives "
+                f"The optimizer's state had the structure {protocols.tree_of(sharded_state)}; an update gives "
                 f"{jax.tree.structure(after)}."
             )
-        cut = [storage_of(sharded_state).home.has_rows(i) for i in range(len(kinds))]
+        cut = [protocols.storage_of(sharded_state).home.has_rows(i) for i in range(len(kinds))]
         state = [
             sharding.Part(x, kind.shape) if is_part else x
             for x, kind, is_part in zip(sharded_state.parts(), kinds, cut)

@@ -264,15 +264,13 @@ class SyncOnReadVariable(DistributedVariable):
         return StackedStorage(self.name, self._types, self._mesh, leaves, lent)
 
     def _read(self) -> Leaves:
-        if self._replicas.is_inside():
-            return frames.frame().read_component(self, 0)  # in `tf.init_scope` of a traced replica, the first one's
-        return self._aggregate_now()
+        # In `tf.init_scope` of a traced replica it is the first one's.
+        return frames.frame().read_component(self, 0) if self._replicas.is_inside() else self._aggregate_now()
 
     def _aggregate_now(self) -> Leaves:
         """Return the aggregate of the replicas' values, in cross-replica context."""
-        frame, mesh, reducer = frames.frame(), self._mesh, self._replicas.reducer
-        first_only = self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA
-        op = None if first_only else ReduceOp.from_variable_aggregation(self._aggregation)
+        frame, mesh, reducer, how = frames.frame(), self._mesh, self._replicas.reducer, self._aggregation
+        op = None if how is VariableAggregation.ONLY_FIRST_REPLICA else ReduceOp.from_variable_aggregation(how)
         if frame.local and frame.mesh is mesh:
             leaves = frame.read(self)
             if op is None:
@@ -290,7 +288,7 @@ class SyncOnReadVariable(DistributedVariable):
             return self._storage.home.leaf_types(True)  # type: ignore[return-value]
         if op is None:
             self._storage.lent = True
-            return [reducer.aggregate(self._aggregation, value) for value in self._storage.values()]
+            return [reducer.aggregate(how, value) for value in self._storage.values()]
         return [reducer.reduce(op, value) for value in self._storage.values()]
 
     def _update(self, method: str, value: Tree, read_value: bool) -> Tree:
