@@ -63,10 +63,10 @@ class SideBySide(Iterator[list[Tree]]):
     def __next__(self) -> list[Tree]:
         while self._skip:
             self._skip -= 1
-            self._taken()
-        return self._taken()
+            self._take()
+        return self._take()
 
-    def _taken(self) -> list[Tree]:
+    def _take(self) -> list[Tree]:
         elements, errors = [], []
         for source in self._sources:
             try:

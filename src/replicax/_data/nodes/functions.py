@@ -58,17 +58,17 @@ class Map(Node):
         spec = self.input.spec(True)
         unknown = any(isinstance(s, DatasetSpec) or not s.shape.is_fully_defined() for s in jax.tree.leaves(spec))
         try:
-            elements = [self._filled(spec, *how) for how in ((2, 0), (3 if unknown else 2, 1))]
+            elements = [self._fill(spec, *how) for how in ((2, 0), (3 if unknown else 2, 1))]
             return common_spec(*map(self._function.spec_of, elements))
         except Exception:  # the function was not meant for such elements: see what it returns for the first one
             return first_spec(self)
 
-    def _filled(self, spec: Tree, size: int, value: int) -> Tree:
+    def _fill(self, spec: Tree, size: int, value: int) -> Tree:
         """Return an element of `spec` made of this number, with `size` for dimensions that are not known."""
 
         def full(s: TensorSpec | DatasetSpec | RaggedTensor) -> Tree:
             if isinstance(s, DatasetSpec):
-                return self._make_dataset([self._filled(s.element_spec, size, value)] * size, s.element_spec)
+                return self._make_dataset([self._fill(s.element_spec, size, value)] * size, s.element_spec)
             if isinstance(s, RaggedTensor):
                 splits = s.row_splits.shape[0]
                 return filled(s, size if splits is None else splits - 1, value)

@@ -1,4 +1,4 @@
-"""What the nodes of a dataset have in common: their facts, and how their elements are read.
+"""The base classes of the nodes of a dataset: their facts, and how their elements are read.
 
 A dataset is a chain, or a tree, of nodes: sources, and transformations of the elements of other nodes. Elements are
 structures of numpy arrays throughout; only the user's functions and the user's loop see tensors.
@@ -40,11 +40,11 @@ class Node(abc.ABC):
 
     Args:
         name: what `print(dataset)` shows, such as `batch(4)`.
-        inputs: the nodes of which this one reads the elements.
+        inputs: the nodes whose elements this node reads.
         cardinality: the number of elements, or one of the constants in `specs`.
-        memories: those of this node alone.
+        memories: the memories of this node, without the memories of its inputs.
         files: the number of files that it reads, which may be divided among workers; by default, of the first input.
-        unsure: why another reading may give other elements; by default, why those of the inputs may.
+        unsure: why another reading may give other elements, besides the reasons of the inputs.
         spec: the spec of the elements, if it is known from the beginning.
 
     Attributes:

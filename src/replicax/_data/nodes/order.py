@@ -33,14 +33,14 @@ class Shuffle(Reordered):
     # Generators, so that a pass counts only once its first element is asked for.
 
     def arrange(self, reading: Reading, read: Read) -> Iterator[Tree]:
-        yield from _shuffled(read(self.input, reading), self._size, reading.generator(self._seeds))
+        yield from _draw_shuffled(read(self.input, reading), self._size, reading.generator(self._seeds))
 
     def row_order(self, order: RowOrder, reading: Reading) -> Iterator[np.ndarray]:
         yield from shuffle_rows(order(reading), self._size, reading.generator(self._seeds))
 
 
-def _shuffled(elements: Iterator[_T], size: int, rng: np.random.Generator) -> Iterator[_T]:
-    """Shuffle elements: each that comes in takes the place of a random one of the buffer, which goes out."""
+def _draw_shuffled(elements: Iterator[_T], size: int, rng: np.random.Generator) -> Iterator[_T]:
+    """Shuffle elements: each new element replaces a random element of the buffer, which is yielded."""
     buffer: list[_T] = []
     with progress("filling the buffer of shuffle", total=size, unit="elements") as bar:
         for element in itertools.islice(elements, size):

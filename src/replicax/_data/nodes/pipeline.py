@@ -18,13 +18,13 @@ def pipeline_text(node: Node) -> str:
 
 
 def _lines(node: Node) -> list[tuple[str, Node]]:
-    found = []
+    lines = []
     for source in node.inputs:
-        lines = _lines(source)
+        input_lines = _lines(source)
         if len(node.inputs) > 1:
-            lines = [(("  " if i else "- ") + name, one) for i, (name, one) in enumerate(lines)]
-        found += lines
-    return [*found, (node.name, node)]
+            input_lines = [(("  " if i else "- ") + name, part) for i, (name, part) in enumerate(input_lines)]
+        lines += input_lines
+    return [*lines, (node.name, node)]
 
 
 def _count(node: Node) -> str:
